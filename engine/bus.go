@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/windlass-dev/windlass/engine/kv"
+	"github.com/windlass-dev/windlass/internal/queue"
+)
+
+// Bus carries events as Watermill messages on the topics events.<source>, and requests through its queues.
+type Bus interface {
+	// Publisher publishes events. It may be nil: then events are not published. A publisher with a method
+	// Wants(topic string) bool is asked before a message is made.
+	Publisher() message.Publisher
+	// Subscriber reads events. Subscribers of one group share the messages; those of the empty group each get all.
+	Subscriber(group string) message.Subscriber
+	// Queue opens the queue of one controller. It returns once the bus can accept requests.
+	Queue(ctx context.Context, cfg QueueConfig) (Queue, error)
+	// Store is where the engine keeps small state, as durable as the bus.
+	Store() kv.Store
+}
+
+// QueueConfig describes the queue of one controller.
+type QueueConfig struct {
+	Engine     string
+	Controller string
+	// Workers is how many keys are processed at once.
+	Workers int
+	// Malformed is called for each message that cannot be read. Nil is off.
+	Malformed func(topic string, err error)
+}
+
+// Queue holds the requests of one controller.
+type Queue interface {
+	// Enqueue adds a request. Nil means that a run will start after this call, or for a request with a Due time, after
+	// that time; on a durable bus, whatever happens to this process. It is safe for concurrent use.
+	Enqueue(ctx context.Context, req Request) error
+	// Run calls process for one request after the other, never twice at once for one key, until intake ends; then it
+	// waits for those that run and returns nil. Every run gets a context that is derived from work and that also ends
+	// when this process may no longer work on the key. An error means that the queue cannot go on.
+	Run(intake, work context.Context, process Process) error
+	// Items returns every key that is not idle.
+	Items() []Item
+	// Stats counts keys, cheaply.
+	Stats() queue.Stats
+}
+
+// Process works on one request and says what came of it.
+type Process func(ctx context.Context, req Request) Outcome
+
+// Item is a key of a controller with its queue state.
+type Item = queue.Item[Key, Causes]
+
+// LocalQueue returns the in-process queue that all buses of this module drive.
+func LocalQueue() *queue.Queue[Key, Causes] {
+	return queue.New[Key](queue.Config[Causes]{
+		Join:    func(into *Causes, from Causes) { into.Join(from) },
+		Revives: func(parked, added Causes) bool { return parked.Revives(added) },
+	})
+}

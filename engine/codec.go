@@ -1,0 +1,301 @@
+package engine
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/windlass-dev/windlass/internal/queue"
+)
+
+// The metadata of messages. Everything that routes or fences is metadata; the payload, in JSON, holds only what has no
+// bound. A reader refuses a type that it does not know, so a change of meaning gets a new number.
+const (
+	metaType        = "windlass-type"
+	metaSource      = "windlass-source"
+	metaController  = "windlass-controller"
+	metaKey         = "windlass-key"
+	metaOperation   = "windlass-operation"
+	metaRevision    = "windlass-revision"
+	metaIncarnation = "windlass-incarnation"
+	metaTime        = "windlass-time"
+	metaRepaired    = "windlass-repaired"
+	metaRoutedBy    = "windlass-routed-by"
+	metaPriority    = "windlass-priority"
+	metaDue         = "windlass-due"
+	metaAttempt     = "windlass-attempt"
+	metaManual      = "windlass-manual"
+	metaTraceparent = "traceparent"
+	// Watermill's own, for Pub/Subs that can delay.
+	metaDelayedUntil = "_watermill_delayed_until"
+
+	typeEvent   = "event/1"
+	typeRequest = "request/1"
+	typeState   = "state/1"
+)
+
+// EventTopic is the topic of a source's events.
+func EventTopic(source string) string { return "events." + source }
+
+type eventBody struct {
+	Old *Meta `json:"old,omitempty"`
+	New *Meta `json:"new,omitempty"`
+}
+
+// EncodeEvent makes a message of an event. RoutedBy names the engine that has routed it already, if one has.
+func EncodeEvent(e Event, routedBy string) (*message.Message, error) {
+	var payload []byte
+	if e.Old != nil || e.New != nil {
+		var err error
+		if payload, err = json.Marshal(eventBody{e.Old, e.New}); err != nil {
+			return nil, fmt.Errorf("encode event of %s: %w", e.Key, err)
+		}
+	}
+	m := message.NewMessage(watermill.NewUUID(), payload)
+	m.Metadata[metaType] = typeEvent
+	m.Metadata[metaSource] = e.Source
+	m.Metadata[metaOperation] = e.Operation.String()
+	m.Metadata[metaTime] = e.Time.UTC().Format(time.RFC3339Nano)
+	if !e.Key.IsZero() {
+		m.Metadata[metaKey] = e.Key.String()
+	}
+	if e.Repaired {
+		m.Metadata[metaRepaired] = "true"
+	}
+	set(m, metaRevision, e.Revision)
+	set(m, metaIncarnation, e.Incarnation)
+	set(m, metaTraceparent, e.Traceparent)
+	set(m, metaRoutedBy, routedBy)
+	return m, nil
+}
+
+func set(m *message.Message, key, value string) {
+	if value != "" {
+		m.Metadata[key] = value
+	}
+}
+
+// DecodeEvent is the reverse of EncodeEvent. Its errors wrap ErrMalformed.
+func DecodeEvent(m *message.Message) (e Event, routedBy string, err error) {
+	d := decoder{m: m}
+	d.version(typeEvent)
+	e = Event{
+		Source: m.Metadata[metaSource], Key: d.key(true), Incarnation: m.Metadata[metaIncarnation],
+		Revision: m.Metadata[metaRevision], Time: d.time(metaTime), Traceparent: m.Metadata[metaTraceparent],
+		Repaired: m.Metadata[metaRepaired] == "true",
+	}
+	d.text(&e.Operation, metaOperation)
+	if e.Key.IsZero() && e.Operation != ListStarted && e.Operation != ListEnded {
+		d.fail("%s: a %s event without a key", metaKey, e.Operation)
+	}
+	var body eventBody
+	d.json(&body)
+	e.Old, e.New = body.Old, body.New
+	return e, m.Metadata[metaRoutedBy], d.err
+}
+
+// causesBody is how causes are written.
+type causesBody struct {
+	Causes     []Cause `json:"causes"`
+	Count      int     `json:"count,omitempty"`
+	Incomplete bool    `json:"incomplete,omitempty"`
+}
+
+// MarshalJSON writes the causes and how many there were.
+func (c Causes) MarshalJSON() ([]byte, error) {
+	body := causesBody{Causes: c.All(), Incomplete: c.incomplete}
+	if c.Dropped() > 0 {
+		body.Count = c.n
+	}
+	return json.Marshal(body)
+}
+
+// UnmarshalJSON is the reverse of MarshalJSON.
+func (c *Causes) UnmarshalJSON(data []byte) error {
+	var body causesBody
+	if err := json.Unmarshal(data, &body); err != nil {
+		return err
+	}
+	*c = CausesOf(body.Causes...)
+	c.n, c.incomplete = max(c.n, body.Count), body.Incomplete
+	if len(body.Causes) == 0 {
+		c.n = 0
+	}
+	return nil
+}
+
+// EncodeRequest makes a message of a request.
+func EncodeRequest(r Request) (*message.Message, error) {
+	payload, err := json.Marshal(r.Causes)
+	if err != nil {
+		return nil, fmt.Errorf("encode request for %s: %w", r.Key, err)
+	}
+	m := message.NewMessage(watermill.NewUUID(), payload)
+	m.Metadata[metaType] = typeRequest
+	m.Metadata[metaController] = r.Controller
+	m.Metadata[metaKey] = r.Key.String()
+	m.Metadata[metaPriority] = r.Priority.String()
+	if !r.Due.IsZero() {
+		setDue(m, r.Due)
+	}
+	if r.Manual {
+		m.Metadata[metaManual] = "true"
+	}
+	set(m, metaTraceparent, r.Causes.Newest().Traceparent)
+	return m, nil
+}
+
+func setDue(m *message.Message, due time.Time) {
+	at := due.UTC().Format(time.RFC3339Nano)
+	m.Metadata[metaDue], m.Metadata[metaDelayedUntil] = at, at
+}
+
+// DecodeRequest is the reverse of EncodeRequest. Its errors wrap ErrMalformed.
+func DecodeRequest(m *message.Message) (Request, error) {
+	d := decoder{m: m}
+	d.version(typeRequest)
+	r := Request{
+		Controller: m.Metadata[metaController], Key: d.key(false), Due: d.time(metaDue),
+		Manual: m.Metadata[metaManual] == "true",
+	}
+	d.text(&r.Priority, metaPriority)
+	d.json(&r.Causes)
+	return r, d.err
+}
+
+// stateBody is the part of a state record that is not metadata.
+type stateBody struct {
+	Causes      Causes    `json:"causes"`
+	NotBefore   time.Time `json:"notBefore,omitzero"`
+	Retry       bool      `json:"retry,omitempty"`
+	Priority    Priority  `json:"priority"`
+	Later       time.Time `json:"later,omitzero"`
+	LaterCauses Causes    `json:"laterCauses,omitzero"`
+	Parked      bool      `json:"parked,omitempty"`
+	Error       string    `json:"error,omitempty"`
+}
+
+// maxErrorText bounds the error that is kept with a key.
+const maxErrorText = 4 << 10
+
+// EncodeState makes a message of a key's state: the delayed request, or the parked one.
+func EncodeState(controller string, s queue.State[Key, Causes]) (*message.Message, error) {
+	body := stateBody{
+		Causes: s.Value, NotBefore: moment(s.NotBefore), Retry: s.Retry, Priority: Priority(s.Class),
+		Later: moment(s.Later), LaterCauses: s.LaterValue, Parked: s.Parked, Error: s.Err,
+	}
+	if len(body.Error) > maxErrorText {
+		body.Error = body.Error[:maxErrorText] + "…"
+	}
+	payload, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("encode state of %s: %w", s.Key, err)
+	}
+	m := message.NewMessage(watermill.NewUUID(), payload)
+	m.Metadata[metaType] = typeState
+	m.Metadata[metaController] = controller
+	m.Metadata[metaKey] = s.Key.String()
+	m.Metadata[metaAttempt] = strconv.Itoa(s.Attempt)
+	if s.Due != 0 {
+		setDue(m, moment(s.Due))
+	}
+	set(m, metaTraceparent, s.Value.Newest().Traceparent)
+	return m, nil
+}
+
+// DecodeState is the reverse of EncodeState. Its errors wrap ErrMalformed.
+func DecodeState(m *message.Message) (queue.State[Key, Causes], error) {
+	d := decoder{m: m}
+	d.version(typeState)
+	var body stateBody
+	d.json(&body)
+	s := queue.State[Key, Causes]{
+		Key: d.key(false), Value: body.Causes, Attempt: d.number(metaAttempt), Due: nanos(d.time(metaDue)),
+		NotBefore: nanos(body.NotBefore), Retry: body.Retry, Class: queue.Class(body.Priority),
+		Later: nanos(body.Later), LaterValue: body.LaterCauses, Parked: body.Parked, Err: body.Error,
+	}
+	return s, d.err
+}
+
+func moment(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}
+
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+// decoder reads a message and keeps the first thing that is wrong with it.
+type decoder struct {
+	m   *message.Message
+	err error
+}
+
+func (d *decoder) fail(format string, args ...any) {
+	if d.err == nil {
+		d.err = fmt.Errorf("%w: %w", ErrMalformed, fmt.Errorf(format, args...))
+	}
+}
+
+func (d *decoder) version(want string) {
+	if got := d.m.Metadata[metaType]; got != want {
+		d.fail("%s is %q, want %q", metaType, got, want)
+	}
+}
+
+func (d *decoder) key(optional bool) Key {
+	s := d.m.Metadata[metaKey]
+	if s == "" && optional {
+		return Key{}
+	}
+	k, err := ParseKey(s)
+	if err != nil {
+		d.fail("%s: %w", metaKey, err)
+	}
+	return k
+}
+
+func (d *decoder) time(name string) time.Time {
+	s := d.m.Metadata[name]
+	if s == "" {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil {
+		d.fail("%s: %w", name, err)
+	}
+	return t
+}
+
+func (d *decoder) number(name string) int {
+	n, err := strconv.Atoi(d.m.Metadata[name])
+	if err != nil || n < 0 {
+		d.fail("%s is %q, want a count", name, d.m.Metadata[name])
+	}
+	return n
+}
+
+func (d *decoder) text(into interface{ UnmarshalText([]byte) error }, name string) {
+	if err := into.UnmarshalText([]byte(d.m.Metadata[name])); err != nil {
+		d.fail("%s: %w", name, err)
+	}
+}
+
+func (d *decoder) json(into any) {
+	if len(d.m.Payload) == 0 {
+		return
+	}
+	if err := json.Unmarshal(d.m.Payload, into); err != nil {
+		d.fail("payload: %w", err)
+	}
+}

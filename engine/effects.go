@@ -1,0 +1,264 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"reflect"
+)
+
+// Verb is what an effect does.
+type Verb uint8
+
+// The verbs. Release keeps the object and gives up its ownership.
+const (
+	ApplyObject Verb = iota
+	DeleteObject
+	ReleaseObject
+)
+
+var verbs = names[Verb]{"apply", "delete", "release"}
+
+// String returns the verb's name.
+func (v Verb) String() string { return verbs.name(v) }
+
+// MarshalText writes the name.
+func (v Verb) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// Effect is one intended write.
+type Effect struct {
+	Verb Verb `json:"verb"`
+	// Object is what to apply; of a deletion only the key counts.
+	Object Object `json:"object"`
+	// Adopt takes over an object that exists and that nobody owns, where the default is ErrResourceExists.
+	Adopt bool `json:"adopt,omitempty"`
+}
+
+// intentAnnotation is where an object that can carry annotations shows the intent that made it.
+const intentAnnotation = "windlass.dev/intent"
+
+// do carries out effects in their order and stops at the first that fails.
+func (rt *Runtime) do(ctx context.Context, effects []Effect) error {
+	for _, e := range effects {
+		sink := rt.c.sinkOf(e.Object.Key)
+		if sink == nil {
+			return Terminal(fmt.Errorf("%w: controller %s may not write %s: no sink that it Owns or WritesTo covers the key",
+				ErrInvalid, rt.c.name, e.Object.Key))
+		}
+		if rt.c.dryRun {
+			rt.Log().InfoContext(ctx, "dry run", "would", e.Verb.String(), "target", e.Object.Key.String())
+			continue
+		}
+		a := application{rt: rt, sink: sink, effect: e, me: owner{rt.c.name, rt.req.Key}}
+		if err := a.run(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// application is one effect on its way into its sink.
+type application struct {
+	rt     *Runtime
+	sink   Sink
+	effect Effect
+	me     owner
+}
+
+func (a *application) run(ctx context.Context) error {
+	target := a.effect.Object.Key
+	reader, readable := a.sink.(Reader)
+	if !readable {
+		// Nobody can tell what is there, so nobody can own it: a log, a webhook.
+		if a.effect.Verb == DeleteObject {
+			return a.delete(ctx, Object{Key: target})
+		}
+		_, err := a.apply(ctx, a.write())
+		return err
+	}
+	have, err := reader.Get(ctx, target)
+	exists := err == nil
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("read %s before writing it: %w", target, err)
+	}
+	if keepsOwner(a.sink) {
+		return a.marked(ctx, have, exists)
+	}
+	return a.recorded(ctx, have, exists)
+}
+
+func keepsOwner(s Sink) bool {
+	k, ok := s.(interface{ KeepsOwner() bool })
+	return ok && k.KeepsOwner()
+}
+
+// marked carries out an effect where the object itself names its owner.
+func (a *application) marked(ctx context.Context, have Object, exists bool) error {
+	mine := exists && have.Owner == a.me.Key
+	if exists && !mine && (!have.Owner.IsZero() || !a.effect.Adopt) {
+		if a.effect.Verb != ApplyObject {
+			return nil
+		}
+		return a.refuse(have.Owner)
+	}
+	switch {
+	case !exists && a.effect.Verb == ApplyObject:
+		w := a.write()
+		w.Absent = true
+		_, err := a.apply(ctx, w)
+		return err
+	case !exists:
+		return nil
+	case a.effect.Verb == DeleteObject:
+		return a.delete(ctx, have)
+	case a.effect.Verb == ReleaseObject:
+		a.me, a.effect.Object = owner{}, have
+		fallthrough
+	default:
+		if have.Owner == a.me.Key && same(a.sink, have, a.effect.Object) {
+			return nil
+		}
+		w := a.write()
+		w.Revision = have.Revision
+		_, err := a.apply(ctx, w)
+		return err
+	}
+}
+
+// recorded carries out an effect where the engine keeps the owner.
+func (a *application) recorded(ctx context.Context, have Object, exists bool) error {
+	own, target := a.rt.c.engine.ownership, a.effect.Object.Key
+	record, known := own.get(target)
+	if known && record.Owner != a.me {
+		if a.effect.Verb != ApplyObject {
+			return nil
+		}
+		a.rt.c.engine.tellRival(ctx, record.Owner, a.me, target)
+		return fmt.Errorf("%s: %w: it belongs to %s", target, ErrResourceExists, record.Owner)
+	}
+	if known && exists && record.Intent != "" && !a.intended(record, have) {
+		// The create was never done: what is there came from somebody else.
+		if err := own.remove(ctx, target); err != nil {
+			return err
+		}
+		known = false
+	}
+	switch {
+	case a.effect.Verb == ApplyObject:
+		return a.applyRecorded(ctx, have, exists, record, known)
+	case !known:
+		return nil
+	case a.effect.Verb == DeleteObject && exists:
+		if err := a.delete(ctx, have); err != nil {
+			return err
+		}
+	}
+	return own.remove(ctx, target)
+}
+
+func (a *application) applyRecorded(ctx context.Context, have Object, exists bool, record ownerRecord, known bool) error {
+	own, want := a.rt.c.engine.ownership, a.effect.Object
+	if exists && !known && !a.effect.Adopt {
+		return a.refuse(Key{})
+	}
+	if !known {
+		record = ownerRecord{Owner: a.me, Intent: rand.Text(), Digest: digest(want.Value)}
+		if exists {
+			record.Intent, record.Digest, record.Revision = "", "", have.Revision
+		}
+		if err := own.put(ctx, want.Key, record); err != nil {
+			return err
+		}
+		record, _ = own.get(want.Key)
+	}
+	if exists && same(a.sink, have, want) {
+		return a.confirm(ctx, record, have.Revision)
+	}
+	w := a.write()
+	w.Absent, w.Revision, w.Intent = !exists, have.Revision, record.Intent
+	revision, err := a.apply(ctx, w)
+	if errors.Is(err, ErrInvalid) && record.Intent != "" {
+		// The system will never take it: leave no claim behind.
+		return errors.Join(err, own.remove(ctx, want.Key))
+	}
+	if err != nil {
+		return err
+	}
+	record.Revision = revision
+	record.Intent, record.Digest = "", ""
+	return own.put(ctx, want.Key, record)
+}
+
+// confirm ends an intent whose target turned out to be there.
+func (a *application) confirm(ctx context.Context, record ownerRecord, revision string) error {
+	if record.Intent == "" {
+		return nil
+	}
+	record.Intent, record.Digest, record.Revision = "", "", revision
+	return a.rt.c.engine.ownership.put(ctx, a.effect.Object.Key, record)
+}
+
+// intended says whether have is what the unconfirmed record meant to create: it shows the intent's mark, or, where
+// it can show none, it has the very bytes.
+func (a *application) intended(r ownerRecord, have Object) bool {
+	if mark := have.Annotations[intentAnnotation]; mark != "" {
+		return mark == r.Intent
+	}
+	return digest(have.Value) == r.Digest
+}
+
+func (a *application) refuse(of Key) error {
+	err := fmt.Errorf("%s: %w", a.effect.Object.Key, ErrResourceExists)
+	if !of.IsZero() {
+		return fmt.Errorf("%w: it belongs to %s", err, of)
+	}
+	return fmt.Errorf("%w: delete it, choose another name, or let the controller adopt it", err)
+}
+
+func (a *application) write() Write {
+	return Write{Traceparent: a.rt.traceparent, Fence: a.rt.req.Fence}
+}
+
+func (a *application) apply(ctx context.Context, w Write) (string, error) {
+	o := a.effect.Object
+	o.Owner = a.me.Key
+	revision, err := a.sink.Apply(ctx, o, w)
+	if err != nil {
+		return "", fmt.Errorf("apply %s: %w", o.Key, err)
+	}
+	return revision, nil
+}
+
+func (a *application) delete(ctx context.Context, have Object) error {
+	w := a.write()
+	w.Revision = have.Revision
+	if err := a.sink.Delete(ctx, have.Key, w); err != nil && !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("delete %s: %w", have.Key, err)
+	}
+	return nil
+}
+
+// same says whether applying want would change nothing.
+func same(s Sink, have, want Object) bool {
+	if c, ok := s.(Same); ok {
+		return c.Same(have, want)
+	}
+	a, isBytes := have.Value.([]byte)
+	if b, ok := want.Value.([]byte); ok && isBytes {
+		return bytes.Equal(a, b)
+	}
+	return reflect.DeepEqual(have.Value, want.Value)
+}
+
+func digest(value any) string {
+	b, ok := value.([]byte)
+	if !ok {
+		return ""
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,467 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/windlass-dev/windlass/internal/queue"
+)
+
+// Config describes an engine. Only Controllers is required.
+type Config struct {
+	// Name prefixes what the engine keeps on its bus, so that several can share one. Default "windlass".
+	Name        string
+	Controllers []Controller
+	// Bus carries events and requests. Default: a MemoryBus.
+	Bus Bus
+	// Middleware is put around the engine's own, the outermost first.
+	Middleware []Middleware
+	Hooks      Hooks
+	// Logger is where the engine reports. Default: nowhere.
+	Logger *slog.Logger
+	// DrainTimeout is how long running reconciles may take at shutdown before they are cancelled. Default 30 s.
+	DrainTimeout time.Duration
+}
+
+// Engine runs controllers. Create it with New.
+type Engine struct {
+	name      string
+	bus       Bus
+	publisher message.Publisher
+	hooks     Hooks
+	log       *slog.Logger
+	drain     time.Duration
+	ownership *ownership
+	routers   []*router
+	runners   []*runner
+	started   atomic.Bool
+	ready     chan struct{} // closed once the queues are open
+}
+
+// runner is a controller at work.
+type runner struct {
+	Controller
+	engine  *Engine
+	log     *slog.Logger
+	chain   Handler
+	queue   Queue
+	mapping *runner // of failed mappings; nil where no mapper can fail
+	waitFor []*router
+}
+
+// New checks the configuration and reports everything that is wrong with it at once.
+func New(cfg Config) (*Engine, error) {
+	if cfg.Name == "" {
+		cfg.Name = "windlass"
+	}
+	if cfg.Bus == nil {
+		cfg.Bus = NewMemoryBus()
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.DrainTimeout == 0 {
+		cfg.DrainTimeout = 30 * time.Second
+	}
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		name: cfg.Name, bus: cfg.Bus, publisher: cfg.Bus.Publisher(), hooks: cfg.Hooks, log: cfg.Logger, drain: cfg.DrainTimeout,
+		ownership: &ownership{store: cfg.Bus.Store()}, ready: make(chan struct{}),
+	}
+	for _, c := range cfg.Controllers {
+		e.addRunner(c, cfg.Middleware)
+	}
+	return e, nil
+}
+
+func (cfg Config) validate() error {
+	var problems []error
+	if !validName.MatchString(cfg.Name) {
+		problems = append(problems, fmt.Errorf("engine %q: the name must be lower-case letters, digits and dashes, 63 at most", cfg.Name))
+	}
+	if len(cfg.Controllers) == 0 {
+		problems = append(problems, errors.New("the engine has no controllers"))
+	}
+	controllers, sources := make(map[string]bool), make(map[string]Source)
+	for _, c := range cfg.Controllers {
+		if controllers[c.name] {
+			problems = append(problems, fmt.Errorf("controller %q: there are two of this name", c.name))
+		}
+		controllers[c.name] = true
+		problems = append(problems, c.validate())
+		for _, s := range c.sources() {
+			if s == nil {
+				continue
+			}
+			if other, ok := sources[s.Name()]; ok && other != s {
+				problems = append(problems, fmt.Errorf("controller %q: source %q: another source has this name", c.name, s.Name()))
+			}
+			sources[s.Name()] = s
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (e *Engine) addRunner(c Controller, outer []Middleware) {
+	log := e.log
+	if c.logger != nil {
+		log = c.logger
+	}
+	r := &runner{Controller: c, engine: e, log: log.With("controller", c.name)}
+	if len(c.watches) > 0 {
+		r.mapping = mappingOf(r)
+		r.mapping.build(outer)
+	}
+	r.build(outer)
+	e.runners = append(e.runners, r)
+	e.routerOf(c.primary, r).add(route{to: r, role: primary})
+	for _, s := range c.owns {
+		e.routerOf(s, r).add(route{to: r, role: owned})
+	}
+	for _, w := range c.watches {
+		e.routerOf(w.source, r).add(route{to: r, role: watched, mapper: w.mapper})
+	}
+	for _, s := range c.reads {
+		e.routerOf(s, r)
+	}
+}
+
+func (c *runner) build(outer []Middleware) {
+	own := []Middleware{logged, c.backoff.withDefaults().middleware, deadline(c.timeout), recovered}
+	c.chain = chain(chain(c.handler, c.middleware...), append(append([]Middleware(nil), outer...), own...)...)
+}
+
+// routerOf returns the router of a source and makes r wait for its first list.
+func (e *Engine) routerOf(s Source, r *runner) *router {
+	var found *router
+	for _, x := range e.routers {
+		if x.source == s {
+			found = x
+		}
+	}
+	if found == nil {
+		found = &router{engine: e, source: s, synced: make(chan struct{})}
+		e.routers = append(e.routers, found)
+	}
+	r.waitFor = append(r.waitFor, found)
+	return found
+}
+
+func (r *router) add(x route) { r.routes = append(r.routes, x) }
+
+// ErrAlreadyRan says that Run was called twice.
+var ErrAlreadyRan = errors.New("engine: Run can be called only once")
+
+// Run runs the sources and controllers until ctx ends, or until something fails that the engine cannot go on without.
+// At the end it takes nothing new, waits for the running reconciles, cancels them with ErrShutdown after the drain
+// timeout, and returns once all its goroutines have ended: nil if ctx ended it.
+func (e *Engine) Run(ctx context.Context) error {
+	if !e.started.CompareAndSwap(false, true) {
+		return ErrAlreadyRan
+	}
+	intake, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(intake, func() {
+		timer := time.AfterFunc(e.drain, func() { cancel(ErrShutdown) })
+		context.AfterFunc(work, func() { timer.Stop() })
+	})()
+	if err := e.open(intake); err != nil {
+		return err
+	}
+	close(e.ready)
+
+	var group sync.WaitGroup
+	for _, r := range e.routers {
+		group.Go(func() { r.supervise(intake) })
+	}
+	for _, c := range e.runners {
+		group.Go(func() {
+			if err := c.run(intake, work); err != nil {
+				stop(fmt.Errorf("controller %s: %w", c.name, err))
+			}
+		})
+	}
+	group.Wait()
+	if ctx.Err() == nil {
+		return context.Cause(intake)
+	}
+	return nil
+}
+
+// open opens the queues before any source runs, so that an emitted event has somewhere to go.
+func (e *Engine) open(ctx context.Context) error {
+	if err := e.ownership.load(ctx); err != nil {
+		return err
+	}
+	for _, c := range e.runners {
+		for _, r := range []*runner{c, c.mapping} {
+			if r == nil {
+				continue
+			}
+			q, err := e.bus.Queue(ctx, QueueConfig{
+				Engine: e.name, Controller: r.name, Workers: r.concurrency, Malformed: e.malformed,
+			})
+			if err != nil {
+				return fmt.Errorf("open the queue of controller %s: %w", r.name, err)
+			}
+			r.queue = q
+		}
+	}
+	return nil
+}
+
+func (e *Engine) malformed(topic string, err error) {
+	e.log.Error("malformed message set aside", "topic", topic, "err", err)
+	if e.hooks.MessageMalformed != nil {
+		e.hooks.MessageMalformed(topic, err)
+	}
+}
+
+// tellRival reports to a controller that another one claims what it owns. The claimant has its error.
+func (e *Engine) tellRival(ctx context.Context, holder, claimant owner, target Key) {
+	for _, c := range e.runners {
+		if c.name == holder.Controller && holder.Controller != claimant.Controller {
+			c.log.WarnContext(ctx, "another controller claims an object of this one", "key", holder.Key.String(),
+				"target", target.String(), "claimant", claimant.String())
+		}
+	}
+}
+
+// run works on the controller's requests once every source that it references has ended its first list.
+func (c *runner) run(intake, work context.Context) error {
+	for _, r := range c.waitFor {
+		select {
+		case <-r.synced:
+		case <-intake.Done():
+			return nil
+		}
+	}
+	var group sync.WaitGroup
+	var mappingErr error
+	if c.mapping != nil {
+		group.Go(func() { mappingErr = c.mapping.queue.Run(intake, work, c.mapping.process) })
+	}
+	if c.resync > 0 {
+		group.Go(func() { c.resyncEvery(intake, c.resync) })
+	}
+	err := c.queue.Run(intake, work, c.process)
+	group.Wait()
+	return errors.Join(err, mappingErr)
+}
+
+// process runs the chain for one request.
+func (c *runner) process(ctx context.Context, req Request) Outcome {
+	rt := &Runtime{c: c, req: req}
+	hooks := &c.engine.hooks
+	if hooks.RunStarted != nil {
+		hooks.RunStarted(req)
+	}
+	start := time.Now()
+	res, err := c.chain(ctx, rt, req)
+	o := Outcome{Result: res, Err: err, Interrupted: err != nil && ctx.Err() != nil, Traceparent: rt.traceparent}
+	if hooks.RunEnded != nil {
+		hooks.RunEnded(req, o, time.Since(start))
+	}
+	return o
+}
+
+// resyncEvery asks for every key of the primary source at an interval.
+func (c *runner) resyncEvery(ctx context.Context, interval time.Duration) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		objects, err := c.primary.(Reader).List(ctx)
+		if err != nil {
+			c.log.WarnContext(ctx, "resync skipped: the source cannot be listed", "source", c.primary.Name(), "err", err)
+			continue
+		}
+		for _, o := range objects {
+			cause := Cause{Trigger: Resynced, Operation: Resync, Key: o.Key, Revision: o.Revision, Incarnation: o.Incarnation, Time: time.Now()}
+			if err := c.add(ctx, Request{Controller: c.name, Key: o.Key, Priority: List, Causes: CausesOf(cause)}); err != nil {
+				c.log.WarnContext(ctx, "resync cut short", "err", err)
+				break
+			}
+		}
+	}
+}
+
+func (c *runner) enqueue(ctx context.Context, key Key, after time.Duration, cause Cause) error {
+	if r, ok := c.primary.(Reader); ok && !r.Covers(key) {
+		return fmt.Errorf("%w: %s is not a key of source %s, which controller %s is for", ErrInvalid, key, c.primary.Name(), c.name)
+	}
+	req := Request{Controller: c.name, Key: key, Priority: Live, Causes: CausesOf(cause), Manual: cause.Trigger == Manual && after <= 0}
+	if after > 0 {
+		req.Due = time.Now().Add(after)
+	}
+	return c.add(ctx, req)
+}
+
+// Enqueue asks for a run of a key from outside, after a while or, with zero, now. A request for now passes hard delays
+// and brings back a parked key; one for later outlives the runs that start before its time. It fails before Run has
+// opened the queues.
+func (e *Engine) Enqueue(ctx context.Context, controller string, key Key, after time.Duration) error {
+	c, err := e.runner(controller)
+	if err != nil {
+		return err
+	}
+	return c.enqueue(ctx, key, after, Cause{Trigger: Manual, Key: key, Time: time.Now()})
+}
+
+// Items returns the keys of a controller that are not idle, in the order of their keys.
+func (e *Engine) Items(controller string) ([]Item, error) {
+	c, err := e.runner(controller)
+	if err != nil {
+		return nil, err
+	}
+	items := c.queue.Items()
+	sort.Slice(items, func(i, j int) bool { return items[i].Key.String() < items[j].Key.String() })
+	return items, nil
+}
+
+// Stats counts the keys of each controller; before Run has opened the queues there are none.
+func (e *Engine) Stats() map[string]queue.Stats {
+	stats := make(map[string]queue.Stats, len(e.runners))
+	select {
+	case <-e.ready:
+	default:
+		return stats
+	}
+	for _, c := range e.runners {
+		stats[c.name] = c.queue.Stats()
+		if c.mapping != nil {
+			stats[c.mapping.name] = c.mapping.queue.Stats()
+		}
+	}
+	return stats
+}
+
+func (e *Engine) runner(controller string) (*runner, error) {
+	select {
+	case <-e.ready:
+	default:
+		return nil, errors.New("engine: not running yet")
+	}
+	for _, c := range e.runners {
+		if c.name == controller {
+			return c, nil
+		}
+	}
+	return nil, fmt.Errorf("engine: there is no controller %q", controller)
+}
+
+// SourceStatus is how a source fares.
+type SourceStatus struct {
+	Name string
+	// Synced says that the first list has ended.
+	Synced bool
+	// Err is why the source is not running, if it is not.
+	Err error
+}
+
+// Sources reports on the sources, for readiness.
+func (e *Engine) Sources() []SourceStatus {
+	out := make([]SourceStatus, 0, len(e.routers))
+	for _, r := range e.routers {
+		s := SourceStatus{Name: r.source.Name()}
+		select {
+		case <-r.synced:
+			s.Synced = true
+		default:
+		}
+		r.mu.Lock()
+		s.Err = r.failure
+		r.mu.Unlock()
+		out = append(out, s)
+	}
+	return out
+}
+
+// The waits before a source is run again are those of Consul's controller supervisor: at once after a run of more than
+// two seconds, else 500 ms, then 1 s doubling to 60 s, each up to a quarter longer.
+const (
+	goodRun     = 2 * time.Second
+	firstWait   = 500 * time.Millisecond
+	longestWait = 60 * time.Second
+)
+
+// supervise runs the source until ctx ends.
+func (r *router) supervise(ctx context.Context) {
+	crashes := 0
+	for {
+		start := time.Now()
+		err := r.runSource(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("it ended by itself")
+		}
+		if crashes++; time.Since(start) > goodRun {
+			crashes = 0
+		}
+		wait := supervisorWait(crashes)
+		r.fail(err)
+		r.engine.log.ErrorContext(ctx, "source failed", "source", r.source.Name(), "err", err, "restart_in", wait)
+		if f := r.engine.hooks.SourceFailed; f != nil {
+			f(r.source.Name(), err, wait)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (r *router) runSource(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Value: p}
+		}
+	}()
+	return r.source.Run(ctx, func(ctx context.Context, e Event) error {
+		err := r.emit(ctx, e)
+		if err == nil && e.Operation == ListEnded {
+			r.fail(nil)
+		}
+		return err
+	})
+}
+
+func (r *router) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failure = err
+}
+
+func supervisorWait(crashes int) time.Duration {
+	switch crashes {
+	case 0:
+		return 0
+	case 1:
+		return firstWait
+	}
+	wait := longestWait
+	if n := crashes - 1; n < 7 {
+		wait = min(firstWait<<n, longestWait)
+	}
+	return wait + time.Duration(rand.Int64N(int64(wait)/4+1))
+}

@@ -1,0 +1,167 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+	"unique"
+)
+
+// Kind is a sort of resource in one system, its API version left out: "k8s/apps/Deployment", "nats/kv". It is
+// interned: it takes one word and compares as fast as one. The zero Kind is the empty name.
+type Kind struct{ name unique.Handle[string] }
+
+// KindOf returns the Kind with this name.
+func KindOf(name string) Kind {
+	if name == "" {
+		return Kind{}
+	}
+	return Kind{unique.Make(name)}
+}
+
+// String returns the name.
+func (k Kind) String() string {
+	if k == (Kind{}) {
+		return ""
+	}
+	return k.name.Value()
+}
+
+// Key names one resource in one system. It is comparable, holds no incarnation (UID) and no version, and is printed as
+// kind[@scope]:[namespace/]name, percent-escaped; [ParseKey] reads that back.
+type Key struct {
+	Kind Kind
+	// Scope is the name of the connection: which cluster, account or Consul. Empty where there is only one.
+	Scope     string
+	Namespace string
+	Name      string
+}
+
+// IsZero says that k names nothing.
+func (k Key) IsZero() bool { return k == Key{} }
+
+// String prints k so that ParseKey returns it unchanged, whatever bytes it holds.
+func (k Key) String() string {
+	var b strings.Builder
+	b.Grow(len(k.Scope) + len(k.Namespace) + len(k.Name) + 24)
+	escape(&b, k.Kind.String(), "/")
+	if k.Scope != "" {
+		b.WriteByte('@')
+		escape(&b, k.Scope, "")
+	}
+	b.WriteByte(':')
+	if k.Namespace != "" {
+		escape(&b, k.Namespace, "")
+		b.WriteByte('/')
+	}
+	escape(&b, k.Name, "")
+	return b.String()
+}
+
+// MarshalText makes keys readable in JSON and logs.
+func (k Key) MarshalText() ([]byte, error) {
+	if k.IsZero() {
+		return nil, nil
+	}
+	return []byte(k.String()), nil
+}
+
+// UnmarshalText is the reverse of MarshalText.
+func (k *Key) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		*k = Key{}
+		return nil
+	}
+	parsed, err := ParseKey(string(text))
+	if err != nil {
+		return err
+	}
+	*k = parsed
+	return nil
+}
+
+// ParseKey reads a key as Key.String prints it. Its errors say which part is wrong.
+func ParseKey(s string) (Key, error) {
+	fail := func(format string, args ...any) (Key, error) {
+		return Key{}, fmt.Errorf("key %q: %s; want kind[@scope]:[namespace/]name", s, fmt.Sprintf(format, args...))
+	}
+	head, tail, ok := strings.Cut(s, ":")
+	if !ok {
+		return fail("no colon after the kind")
+	}
+	kind, scope, scoped := strings.Cut(head, "@")
+	namespace, name, namespaced := strings.Cut(tail, "/")
+	if !namespaced {
+		namespace, name = "", tail
+	}
+	parts := [...]struct {
+		what     string
+		value    *string
+		required bool
+	}{
+		{"kind", &kind, true}, {"scope", &scope, scoped}, {"namespace", &namespace, namespaced}, {"name", &name, true},
+	}
+	for _, p := range parts {
+		plain, err := unescape(*p.value)
+		if err != nil {
+			return fail("%s: %s", p.what, err)
+		}
+		if p.required && plain == "" {
+			return fail("the %s is empty", p.what)
+		}
+		*p.value = plain
+	}
+	return Key{Kind: KindOf(kind), Scope: scope, Namespace: namespace, Name: name}, nil
+}
+
+const hexDigits = "0123456789ABCDEF"
+
+// escape writes s with every byte escaped that would be read as structure or that does not print.
+func escape(b *strings.Builder, s, keep string) {
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		structural := r == '%' || r == ':' || r == '@' || r == '/'
+		if r == utf8.RuneError && n == 1 || !unicode.IsGraphic(r) || r == ' ' || structural && !strings.ContainsRune(keep, r) {
+			for _, c := range []byte(s[i : i+n]) {
+				b.WriteByte('%')
+				b.WriteByte(hexDigits[c>>4])
+				b.WriteByte(hexDigits[c&15])
+			}
+		} else {
+			b.WriteString(s[i : i+n])
+		}
+		i += n
+	}
+}
+
+func unescape(s string) (string, error) {
+	if !strings.Contains(s, "%") {
+		return s, nil
+	}
+	var b strings.Builder
+	b.Grow(len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] != '%' {
+			b.WriteByte(s[i])
+			continue
+		}
+		if i+2 >= len(s) {
+			return "", fmt.Errorf("%q is cut short", s[i:])
+		}
+		hi, lo := strings.IndexByte(hexDigits, upper(s[i+1])), strings.IndexByte(hexDigits, upper(s[i+2]))
+		if hi < 0 || lo < 0 {
+			return "", fmt.Errorf("%q is not a hexadecimal escape", s[i:i+3])
+		}
+		b.WriteByte(byte(hi<<4 | lo))
+		i += 2
+	}
+	return b.String(), nil
+}
+
+func upper(c byte) byte {
+	if 'a' <= c && c <= 'z' {
+		return c - 'a' + 'A'
+	}
+	return c
+}

@@ -1,0 +1,95 @@
+package engine
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/windlass-dev/windlass/engine/kv"
+	"github.com/windlass-dev/windlass/internal/queue"
+)
+
+// MemoryBus is a Bus within one process: ordered, deterministic, and forgotten when the process ends. It is the
+// default, and what tests run on. Create it with NewMemoryBus.
+type MemoryBus struct {
+	topics topics
+	store  kv.Memory
+}
+
+var _ Bus = (*MemoryBus)(nil)
+
+// NewMemoryBus returns an empty bus.
+func NewMemoryBus() *MemoryBus { return &MemoryBus{} }
+
+// Publisher implements Bus.
+func (b *MemoryBus) Publisher() message.Publisher { return &b.topics }
+
+// Subscriber implements Bus.
+func (b *MemoryBus) Subscriber(group string) message.Subscriber {
+	return &memorySubscriber{topics: &b.topics, group: group, done: make(chan struct{})}
+}
+
+// Store implements Bus.
+func (b *MemoryBus) Store() kv.Store { return &b.store }
+
+// Queue implements Bus. Each call returns a new queue.
+func (b *MemoryBus) Queue(_ context.Context, cfg QueueConfig) (Queue, error) {
+	return &memoryQueue{cfg: cfg, q: LocalQueue()}, nil
+}
+
+type memoryQueue struct {
+	cfg QueueConfig
+	q   *queue.Queue[Key, Causes]
+}
+
+// Enqueue implements Queue. It never blocks.
+func (m *memoryQueue) Enqueue(_ context.Context, req Request) error {
+	m.q.Add(req.Key, req.Causes, req.Options())
+	return nil
+}
+
+// Run implements Queue.
+func (m *memoryQueue) Run(intake, work context.Context, process Process) error {
+	defer context.AfterFunc(intake, m.q.Close)()
+	var workers sync.WaitGroup
+	for range m.cfg.Workers {
+		workers.Go(func() {
+			for {
+				run, ok := m.q.Next()
+				if !ok {
+					return
+				}
+				req := RequestOf(m.cfg.Controller, run)
+				m.q.Finish(run, AfterRun(req, process(work, req)))
+				m.q.Release(run.Key)
+			}
+		})
+	}
+	workers.Wait()
+	return nil
+}
+
+// Items implements Queue.
+func (m *memoryQueue) Items() []Item { return m.q.Items() }
+
+// Stats implements Queue.
+func (m *memoryQueue) Stats() queue.Stats { return m.q.Stats() }
+
+// Options says how a queue adds r. It is for the buses of this module, as RequestOf is.
+func (r Request) Options() queue.Options {
+	o := queue.Options{Class: queue.Class(r.Priority), Manual: r.Manual}
+	if !r.Due.IsZero() {
+		o.Later = r.Due.UnixNano()
+	}
+	return o
+}
+
+// RequestOf returns what a queue took out, as handlers see it.
+func RequestOf(controller string, run queue.Run[Key, Causes]) Request {
+	return Request{
+		Controller: controller, Key: run.Key, Causes: run.Value, Attempt: run.Attempt,
+		Priority: Priority(run.Class), RetryPending: run.RetryPending, Waited: time.Since(time.Unix(0, run.Since)),
+	}
+}

@@ -1,0 +1,63 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"runtime/debug"
+	"time"
+)
+
+// chain wraps h so that the first middleware is the outermost.
+func chain(h Handler, outermostFirst ...Middleware) Handler {
+	for i := len(outermostFirst) - 1; i >= 0; i-- {
+		h = outermostFirst[i](h)
+	}
+	return h
+}
+
+// logged reports what failed, one line a run. It is the only place where errors of reconciles are logged.
+func logged(next Handler) Handler {
+	return func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
+		res, err := next(ctx, rt, req)
+		switch {
+		case err == nil:
+			if log := rt.logger(); log.Enabled(ctx, slog.LevelDebug) {
+				rt.Log().DebugContext(ctx, "reconciled", "requeue_after", res.RequeueAfter)
+			}
+		case context.Cause(ctx) != nil:
+			rt.Log().InfoContext(ctx, "reconcile interrupted", "err", err)
+		case IsTerminal(err):
+			rt.Log().ErrorContext(ctx, "reconcile parked", "err", err)
+		default:
+			rt.Log().WarnContext(ctx, "reconcile failed", "err", err, "retry_in", res.retry)
+		}
+		return res, err
+	}
+}
+
+// deadline cancels a reconcile that takes longer than d, with ErrDeadline as the cause.
+func deadline(d time.Duration) Middleware {
+	return func(next Handler) Handler {
+		if d <= 0 {
+			return next
+		}
+		return func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
+			ctx, cancel := context.WithTimeoutCause(ctx, d, ErrDeadline)
+			defer cancel()
+			return next(ctx, rt, req)
+		}
+	}
+}
+
+// recovered turns a panic into an error. It stands next to the handler, so that all other middleware sees an ordinary
+// failure.
+func recovered(next Handler) Handler {
+	return func(ctx context.Context, rt *Runtime, req Request) (res Result, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				res, err = Result{}, &PanicError{Value: p, Stack: debug.Stack()}
+			}
+		}()
+		return understandRequeue(next(ctx, rt, req))
+	}
+}

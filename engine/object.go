@@ -1,0 +1,79 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+)
+
+// Object is what a Key holds.
+type Object struct {
+	Key         Key
+	Incarnation string
+	Revision    string
+	Meta
+	// Value is the system's own value. Use As to decode it.
+	Value any
+}
+
+// As returns the value of o as a T: as it is if it is one, else decoded from JSON. An error wraps ErrInvalid: it does
+// not become right by trying again.
+func As[T any](o Object) (T, error) {
+	var t T
+	switch v := o.Value.(type) {
+	case T:
+		return v, nil
+	case []byte:
+		if err := json.Unmarshal(v, &t); err != nil {
+			return t, fmt.Errorf("%w: %s is not a JSON %T: %w", ErrInvalid, o.Key, t, err)
+		}
+		return t, nil
+	default:
+		return t, fmt.Errorf("%w: %s holds a %T, not a %T", ErrInvalid, o.Key, o.Value, t)
+	}
+}
+
+// Reader reads the objects of one source. Its methods are safe for concurrent use.
+type Reader interface {
+	// Covers says whether key is one of this reader's.
+	Covers(key Key) bool
+	// Get returns the present object, or ErrNotFound. The caller may change what it gets.
+	Get(ctx context.Context, key Key) (Object, error)
+	// List returns all objects, in no order.
+	List(ctx context.Context) ([]Object, error)
+}
+
+// Sink writes the objects of one system. Its methods are safe for concurrent use and return once the system has
+// accepted the write.
+//
+// A sink whose objects carry owner marks implements KeepsOwner() bool and returns true; for the others the engine
+// keeps the owners itself.
+type Sink interface {
+	// Name identifies the sink within an engine; a sink that can be watched is a source of the same name.
+	Name() string
+	// Covers says whether key is one of this sink's.
+	Covers(key Key) bool
+	// Apply makes the object as given, and returns its new revision. It returns ErrConflict if the precondition does
+	// not hold, ErrInvalid if the system will never take the object.
+	Apply(ctx context.Context, o Object, w Write) (revision string, err error)
+	// Delete removes the object. It returns ErrNotFound if there is none, ErrConflict if the precondition fails.
+	Delete(ctx context.Context, key Key, w Write) error
+}
+
+// Write says under which conditions a sink writes, and on whose behalf.
+type Write struct {
+	// Absent demands that there is no such object; Revision, that it has this revision. Neither: no condition.
+	Absent   bool
+	Revision string
+	// Intent is a mark that the object shall carry where it can, so that a write whose answer was lost is recognised.
+	Intent string
+	// Traceparent is the trace context of the reconcile that writes.
+	Traceparent string
+	// Fence grows with every change of the reconciled key's owner; a system that can check it refuses smaller ones.
+	Fence uint64
+}
+
+// Same is implemented by sinks that know better than byte equality whether a write would change anything.
+type Same interface {
+	Same(have, want Object) bool
+}

@@ -1,0 +1,147 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/windlass-dev/windlass/engine/kv"
+)
+
+// owner is who owns a target: a key of a controller.
+type owner struct {
+	Controller string `json:"controller"`
+	Key        Key    `json:"key"`
+}
+
+func (o owner) String() string { return fmt.Sprintf("controller %s for %s", o.Controller, o.Key) }
+
+// ownerRecord says who owns a target whose system has no place for an owner mark. It is written as an intent before
+// the target is created and confirmed after it, so that a crash between the two leaves neither an object that nobody
+// owns nor a claim on somebody else's.
+type ownerRecord struct {
+	Owner owner `json:"owner"`
+	// Revision is the last one that the engine wrote.
+	Revision string `json:"revision,omitempty"`
+	// Intent is set until the create is confirmed: the mark that the new target carries.
+	Intent string `json:"intent,omitempty"`
+	// Digest is that of the intended bytes, for systems whose objects cannot carry the mark.
+	Digest string `json:"digest,omitempty"`
+
+	revision string // of the record itself
+}
+
+// ownership is the table of records: the store's content, indexed both ways and written through.
+type ownership struct {
+	store kv.Store
+
+	mu      sync.Mutex
+	targets map[Key]ownerRecord
+	owned   map[owner]map[Key]struct{}
+}
+
+const ownershipPrefix = "owner/"
+
+// load reads the records that earlier processes left.
+func (o *ownership) load(ctx context.Context) error {
+	entries, err := o.store.List(ctx, ownershipPrefix)
+	if err != nil {
+		return fmt.Errorf("load the records of ownership: %w", err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.targets, o.owned = make(map[Key]ownerRecord), make(map[owner]map[Key]struct{})
+	for _, e := range entries {
+		target, err := ParseKey(strings.TrimPrefix(e.Key, ownershipPrefix))
+		var r ownerRecord
+		if err == nil {
+			err = json.Unmarshal(e.Value, &r)
+		}
+		if err != nil {
+			return fmt.Errorf("record of ownership %q cannot be read: %w", e.Key, err)
+		}
+		r.revision = e.Revision
+		o.keepLocked(target, r)
+	}
+	return nil
+}
+
+func (o *ownership) keepLocked(target Key, r ownerRecord) {
+	o.targets[target] = r
+	if o.owned[r.Owner] == nil {
+		o.owned[r.Owner] = make(map[Key]struct{})
+	}
+	o.owned[r.Owner][target] = struct{}{}
+}
+
+func (o *ownership) get(target Key) (ownerRecord, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r, ok := o.targets[target]
+	return r, ok
+}
+
+// put writes a record. It returns ErrResourceExists if somebody else has recorded the target meanwhile.
+func (o *ownership) put(ctx context.Context, target Key, r ownerRecord) error {
+	value, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("record the owner of %s: %w", target, err)
+	}
+	r.revision, err = o.store.Put(ctx, ownershipPrefix+target.String(), value, r.revision)
+	if errors.Is(err, kv.ErrConflict) {
+		return fmt.Errorf("%s: %w: somebody else has just claimed it", target, ErrResourceExists)
+	}
+	if err != nil {
+		return fmt.Errorf("record the owner of %s: %w", target, err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.keepLocked(target, r)
+	return nil
+}
+
+// remove deletes the record of a target.
+func (o *ownership) remove(ctx context.Context, target Key) error {
+	r, ok := o.get(target)
+	if !ok {
+		return nil
+	}
+	if err := o.store.Delete(ctx, ownershipPrefix+target.String(), r.revision); err != nil {
+		return fmt.Errorf("remove the record of the owner of %s: %w", target, err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.targets, target)
+	delete(o.owned[r.Owner], target)
+	if len(o.owned[r.Owner]) == 0 {
+		delete(o.owned, r.Owner)
+	}
+	return nil
+}
+
+// of returns the targets that w owns.
+func (o *ownership) of(w owner) []Key {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	keys := make([]Key, 0, len(o.owned[w]))
+	for k := range o.owned[w] {
+		keys = append(keys, k)
+	}
+	return keys
+}
+
+// owners returns the keys of a controller that own something.
+func (o *ownership) owners(controller string) map[Key]struct{} {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	keys := make(map[Key]struct{})
+	for w := range o.owned {
+		if w.Controller == controller {
+			keys[w.Key] = struct{}{}
+		}
+	}
+	return keys
+}

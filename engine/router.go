@@ -1,0 +1,232 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// router maps the events of one source for every controller that references it. Source and router share a process, so
+// it maps inline and publishes the event for everyone else, marked as routed.
+type router struct {
+	engine *Engine
+	source Source
+	routes []route
+
+	mu sync.Mutex
+	// expected are, while a list runs, the keys per controller that own something and were not listed yet.
+	expected map[*runner]map[Key]struct{}
+
+	synced   chan struct{} // closed after the first list
+	syncOnce sync.Once
+	failure  error // of the last run, for readiness
+}
+
+// route leads from a source to a controller.
+type route struct {
+	to     *runner
+	role   role
+	mapper Mapper
+}
+
+type role uint8
+
+const (
+	primary role = iota
+	owned
+	watched
+)
+
+// emit is the Emit of this router's source.
+func (r *router) emit(ctx context.Context, e Event) error {
+	e.Source = r.source.Name()
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	published := r.publish(e)
+	err := r.route(ctx, e)
+	if published != nil {
+		err = errors.Join(err, <-published)
+	}
+	return err
+}
+
+// publish starts publishing the event and returns where the result will be, or nil if nobody wants it.
+func (r *router) publish(e Event) <-chan error {
+	p := r.engine.publisher
+	if p == nil {
+		return nil
+	}
+	topic := EventTopic(e.Source)
+	if w, ok := p.(interface{ Wants(topic string) bool }); ok && !w.Wants(topic) {
+		return nil
+	}
+	done := make(chan error, 1)
+	m, err := EncodeEvent(e, r.engine.name)
+	if err != nil {
+		done <- err
+		return done
+	}
+	go func(m *message.Message) { done <- p.Publish(topic, m) }(m)
+	return done
+}
+
+func (r *router) route(ctx context.Context, e Event) error {
+	switch e.Operation {
+	case ListStarted:
+		r.listStarted()
+		return nil
+	case ListEnded:
+		return r.listEnded(ctx)
+	case Put, Resync:
+		r.listed(e.Key)
+	case Delete, Purge:
+	}
+	if f := r.engine.hooks.EventReceived; f != nil {
+		f(e)
+	}
+	var errs error
+	for i := range r.routes {
+		if err := r.routes[i].follow(ctx, e); err != nil {
+			errs = errors.Join(errs, err)
+		}
+	}
+	return errs
+}
+
+// follow adds what an event means to one controller.
+func (r *route) follow(ctx context.Context, e Event) error {
+	c := r.to
+	switch r.role {
+	case primary:
+		return c.add(ctx, Request{
+			Controller: c.name, Key: e.Key, Priority: priorityOf(e, Live), Causes: CausesOf(causeOf(e, triggerOf(e))),
+		})
+	case owned:
+		return c.enqueueMapped(ctx, e, c.ownersOf(e))
+	default:
+		keys, err := protected(ctx, r.mapper, e)
+		if err != nil {
+			return c.keepForMapper(ctx, e, err)
+		}
+		return c.enqueueMapped(ctx, e, keys)
+	}
+}
+
+func priorityOf(e Event, p Priority) Priority {
+	if e.Operation == Resync {
+		return List
+	}
+	return p
+}
+
+func triggerOf(e Event) Trigger {
+	switch {
+	case e.Operation == Resync:
+		return Resynced
+	case e.Operation != Put:
+		return Deleted
+	case e.Old == nil:
+		return Created
+	default:
+		return Updated
+	}
+}
+
+func causeOf(e Event, t Trigger) Cause {
+	return Cause{
+		Trigger: t, Operation: e.Operation, Key: e.Key, Revision: e.Revision, Incarnation: e.Incarnation,
+		Time: e.Time, Traceparent: e.Traceparent,
+	}
+}
+
+// ownersOf returns the keys that own the object of e: by its marks, or by the engine's records. The echo of the
+// engine's own last write concerns nobody.
+func (c *runner) ownersOf(e Event) []Key {
+	if r, ok := c.engine.ownership.get(e.Key); ok {
+		if r.Owner.Controller != c.name || e.Operation != Delete && e.Operation != Purge && r.Intent == "" && r.Revision == e.Revision {
+			return nil
+		}
+		return []Key{r.Owner.Key}
+	}
+	keys, _ := MapOwner(context.Background(), e) //nolint:forbidigo // MapOwner does not use its context.
+	return keys
+}
+
+// enqueueMapped adds a request for each key that is the controller's; others are dropped, counted and logged.
+func (c *runner) enqueueMapped(ctx context.Context, e Event, keys []Key) error {
+	var errs error
+	for _, k := range keys {
+		if r, ok := c.primary.(Reader); ok && !r.Covers(k) {
+			if f := c.engine.hooks.RequestDropped; f != nil {
+				f(c.name, k)
+			}
+			c.log.WarnContext(ctx, "mapped key dropped: it is not of the controller's primary source",
+				"source", e.Source, "key", k.String(), "event_key", e.Key.String(), "primary", c.primary.Name())
+			continue
+		}
+		trigger := Dependency
+		if e.Operation == Resync {
+			// A listed secondary may differ from what its owner wants: that is a resync, not news.
+			trigger = Resynced
+		}
+		err := c.add(ctx, Request{
+			Controller: c.name, Key: k, Priority: priorityOf(e, Low), Causes: CausesOf(causeOf(e, trigger)),
+		})
+		errs = errors.Join(errs, err)
+	}
+	return errs
+}
+
+// add hands a request to the queue.
+func (c *runner) add(ctx context.Context, req Request) error {
+	if err := c.queue.Enqueue(ctx, req); err != nil {
+		return fmt.Errorf("controller %s: enqueue %s: %w", c.name, req.Key, err)
+	}
+	if f := c.engine.hooks.RequestAdded; f != nil {
+		f(c.name, req.Causes.first)
+	}
+	return nil
+}
+
+func (r *router) listStarted() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.expected = make(map[*runner]map[Key]struct{})
+	for _, route := range r.routes {
+		if route.role == primary {
+			r.expected[route.to] = r.engine.ownership.owners(route.to.name)
+		}
+	}
+}
+
+func (r *router) listed(key Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, keys := range r.expected {
+		delete(keys, key)
+	}
+}
+
+// listEnded asks for the owners that the list lacks, so that a deletion missed while the engine was down is carried
+// out, and lets the controllers start.
+func (r *router) listEnded(ctx context.Context) error {
+	r.mu.Lock()
+	missing := r.expected
+	r.expected = nil
+	r.mu.Unlock()
+	for c, keys := range missing {
+		for k := range keys {
+			cause := Cause{Trigger: Deleted, Operation: Delete, Key: k, Time: time.Now()}
+			if err := c.add(ctx, Request{Controller: c.name, Key: k, Priority: List, Causes: CausesOf(cause)}); err != nil {
+				return err
+			}
+		}
+	}
+	r.syncOnce.Do(func() { close(r.synced) })
+	return nil
+}
