@@ -38,8 +38,8 @@ type Effect struct {
 	Adopt bool `json:"adopt,omitempty"`
 }
 
-// intentAnnotation is where an object that can carry annotations shows the intent that made it.
-const intentAnnotation = "windlass.dev/intent"
+// IntentAnnotation is where an object that can carry annotations shows the intent that made it (Write.Intent).
+const IntentAnnotation = "windlass.dev/intent"
 
 // do carries out effects in their order and stops at the first that fails.
 func (rt *Runtime) do(ctx context.Context, effects []Effect) error {
@@ -205,7 +205,7 @@ func (a *application) confirm(ctx context.Context, record ownerRecord, revision 
 // intended says whether have is what the unconfirmed record meant to create: it shows the intent's mark, or, where
 // it can show none, it has the very bytes.
 func (a *application) intended(r ownerRecord, have Object) bool {
-	if mark := have.Annotations[intentAnnotation]; mark != "" {
+	if mark := have.Annotations[IntentAnnotation]; mark != "" {
 		return mark == r.Intent
 	}
 	return digest(have.Value) == r.Digest

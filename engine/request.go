@@ -207,3 +207,10 @@ type Request struct {
 
 // Trigger is that of the newest cause.
 func (r Request) Trigger() Trigger { return r.Causes.Newest().Trigger }
+
+// Partial returns the causes marked as incomplete: a bus that keeps the newest message of a key may have replaced
+// others.
+func (c Causes) Partial() Causes {
+	c.incomplete = true
+	return c
+}

@@ -31,6 +31,7 @@ type delay[V any] struct {
 	class      Class
 	retry      bool // due is a retry, not a requeue
 	early      bool // so was superseded
+	laterTaken bool // the run under way is for later
 	parked     bool
 }
 

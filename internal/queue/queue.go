@@ -13,11 +13,11 @@ const (
 	Live Class = iota
 	Dependency
 	List
-	classes
+	Classes // how many there are
 )
 
 // shares is how many keys of each class are taken before a less urgent one gets its turn.
-var shares = [classes]int{16, 4, 1}
+var shares = [Classes]int{16, 4, 1}
 
 // Config is what a queue must know of the values it carries.
 type Config[V any] struct {
@@ -35,8 +35,8 @@ type Queue[K comparable, V any] struct {
 	wakeup  sync.Cond
 	idle    int // callers of Next that wait
 	items   map[K]*item[K, V]
-	ready   [classes]list[K, V]
-	credit  [classes]int
+	ready   [Classes]list[K, V]
+	credit  [Classes]int
 	delayed delays[K, V]
 	timer   *time.Timer
 	armed   int64 // when the timer fires; 0: not armed
@@ -127,8 +127,8 @@ func (q *Queue[K, V]) addLater(it *item[K, V], value V, at, now int64) {
 	} else {
 		q.cfg.Join(&d.laterValue, value)
 	}
-	if d.later == 0 || at < d.later {
-		d.later = at
+	if d.later == 0 || d.laterTaken || at < d.later {
+		d.later, d.laterTaken = at, false
 	}
 	q.place(it, now)
 }
@@ -167,7 +167,7 @@ func (q *Queue[K, V]) Next() (Run[K, V], bool) {
 // pop removes the first key of the class whose turn it is.
 func (q *Queue[K, V]) pop() *item[K, V] {
 	for range 2 {
-		for c := range classes {
+		for c := range Classes {
 			if q.ready[c].head != nil && q.credit[c] > 0 {
 				q.credit[c]--
 				it := q.ready[c].head
@@ -207,15 +207,15 @@ func (q *Queue[K, V]) take(it *item[K, V]) Run[K, V] {
 			d.superseded, d.early = d.due, d.retry
 		}
 		// A retry's causes were never dealt with, so whatever run comes first deals with them; a requeue that is
-		// superseded is no reason for this run.
+		// superseded is no reason for this run. What is taken stays in place until Finish, so that State tells the
+		// truth to whoever writes it down meanwhile.
 		if fired || d.retry {
 			join(d.value)
 		}
-		d.due, d.value = 0, none
 	}
 	if d.later != 0 && d.later <= now {
 		join(d.laterValue)
-		d.later, d.laterValue = 0, none
+		d.laterTaken = true
 	}
 	return run
 }
@@ -253,6 +253,13 @@ func (q *Queue[K, V]) Finish(run Run[K, V], o Outcome[V]) State[K, V] {
 	defer q.mu.Unlock()
 	it := q.items[run.Key]
 	now := time.Now().UnixNano()
+	if it.d != nil && it.d.laterTaken {
+		it.d.laterTaken = false
+		if o.Verdict != Interrupt {
+			var none V
+			it.d.later, it.d.laterValue = 0, none
+		}
+	}
 	switch o.Verdict {
 	case Done:
 		if it.d != nil {
@@ -281,18 +288,9 @@ func (q *Queue[K, V]) Finish(run Run[K, V], o Outcome[V]) State[K, V] {
 		} else {
 			it.waiting, it.value, it.class = true, o.Value, run.Class
 		}
-		if d := it.d; d != nil {
-			d.due, d.retry = d.superseded, d.early
-		}
 	}
 	if it.waiting && it.d != nil && it.d.parked {
-		// What came during the run is news to the parked key, or is not, as if it came now.
-		if it.manual || q.cfg.Revives == nil || q.cfg.Revives(it.d.value, it.value) {
-			q.revive(it)
-		} else {
-			var none V
-			it.waiting, it.value = false, none
-		}
+		q.revive(it) // a change during a run is owed one more run, whatever this one came to
 	}
 	return it.state()
 }

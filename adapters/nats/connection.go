@@ -1,0 +1,228 @@
+package nats
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// ConnectionConfig says how to reach a NATS server.
+type ConnectionConfig struct {
+	// URL is one address or several, separated by commas.
+	URL string `yaml:"url"`
+	// CredsFile holds a user's JWT and seed, TokenFile a token. At most one of them.
+	CredsFile string `yaml:"credsFile"`
+	TokenFile string `yaml:"tokenFile"`
+	TLS       TLS    `yaml:"tls"`
+	// Scope is the name of the connection, part of every key that is read or written through it.
+	Scope string `yaml:"-"`
+	// Logger is told of disconnections and returns. Nil is nowhere.
+	Logger *slog.Logger `yaml:"-"`
+}
+
+// TLS are the files of a TLS connection.
+type TLS struct {
+	CAFile     string `yaml:"caFile"`
+	CertFile   string `yaml:"certFile"`
+	KeyFile    string `yaml:"keyFile"`
+	ServerName string `yaml:"serverName"`
+}
+
+// Validate returns everything that is wrong with the configuration; files are looked at when connecting.
+func (c ConnectionConfig) Validate() error {
+	var errs []error
+	if c.URL == "" {
+		errs = append(errs, errors.New("url: it is required, such as nats://127.0.0.1:4222"))
+	}
+	for _, u := range strings.Split(c.URL, ",") {
+		if parsed, err := url.Parse(strings.TrimSpace(u)); c.URL != "" && (err != nil || parsed.Host == "") {
+			errs = append(errs, fmt.Errorf("url: %q is not an address such as nats://127.0.0.1:4222", redacted(u)))
+		}
+	}
+	if c.CredsFile != "" && c.TokenFile != "" {
+		errs = append(errs, errors.New("credsFile and tokenFile: only one of them can be used"))
+	}
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		errs = append(errs, errors.New("tls: certFile and keyFile go together"))
+	}
+	return errors.Join(errs...)
+}
+
+// redacted prints addresses without their passwords.
+func redacted(addresses string) string {
+	parts := strings.Split(addresses, ",")
+	for i, p := range parts {
+		if u, err := url.Parse(strings.TrimSpace(p)); err == nil {
+			parts[i] = u.Redacted()
+		} else {
+			parts[i] = "(unreadable address)"
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// Connection is a connection to a NATS server with JetStream. It reconnects without limit.
+type Connection struct {
+	scope string
+	url   string
+	nc    *natsgo.Conn
+	js    jetstream.JetStream
+	log   *slog.Logger
+
+	mu      sync.Mutex
+	session context.Context //nolint:containedctx // it is the lifetime of one TCP session, which nothing else names.
+	ended   context.CancelFunc
+}
+
+// Connect connects, and fails if no server answers or it has no JetStream.
+func Connect(ctx context.Context, cfg ConnectionConfig) (*Connection, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	opts, err := cfg.options()
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %s: %w", redacted(cfg.URL), err)
+	}
+	return connect(ctx, cfg, redacted(cfg.URL), opts)
+}
+
+func (c ConnectionConfig) options() ([]natsgo.Option, error) {
+	var opts []natsgo.Option
+	if c.CredsFile != "" {
+		if _, err := os.Stat(c.CredsFile); err != nil {
+			return nil, fmt.Errorf("credsFile: %w", err)
+		}
+		opts = append(opts, natsgo.UserCredentials(c.CredsFile))
+	}
+	if c.TokenFile != "" {
+		if _, err := os.Stat(c.TokenFile); err != nil {
+			return nil, fmt.Errorf("tokenFile: %w", err)
+		}
+		// Read at every connection, so that a rotated token is picked up.
+		opts = append(opts, natsgo.TokenHandler(func() string {
+			b, _ := os.ReadFile(c.TokenFile) // a file that has gone is answered by the server's refusal
+			return strings.TrimSpace(string(b))
+		}))
+	}
+	if c.TLS != (TLS{}) {
+		t, err := c.TLS.config()
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, natsgo.Secure(t))
+	}
+	return opts, nil
+}
+
+func (t TLS) config() (*tls.Config, error) {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	if t.CAFile != "" {
+		pem, err := os.ReadFile(t.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("tls.caFile: %w", err)
+		}
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("tls.caFile: %s holds no certificate in PEM form", t.CAFile)
+		}
+	}
+	if t.CertFile != "" {
+		cert, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("tls.certFile, tls.keyFile: %w", err)
+		}
+		cfg.Certificates = []tls.Certificate{cert}
+	}
+	return cfg, nil
+}
+
+func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []natsgo.Option) (*Connection, error) {
+	c := &Connection{scope: cfg.Scope, url: shown, log: cfg.Logger}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	c.log = c.log.With("connection", cfg.Scope)
+	c.session, c.ended = context.WithCancel(context.WithoutCancel(ctx))
+	opts = append(opts,
+		natsgo.Name("windlass"),
+		natsgo.MaxReconnects(-1),
+		natsgo.ReconnectWait(250*time.Millisecond),
+		natsgo.ReconnectJitter(100*time.Millisecond, time.Second),
+		natsgo.Timeout(5*time.Second),
+		natsgo.PingInterval(10*time.Second),
+		natsgo.DisconnectErrHandler(func(_ *natsgo.Conn, err error) {
+			if err != nil {
+				c.log.Warn("connection to NATS lost; reconnecting", "err", err)
+			}
+			c.renewSession()
+		}),
+		natsgo.ReconnectHandler(func(*natsgo.Conn) {
+			c.log.Info("connected to NATS again")
+			c.renewSession()
+		}),
+		natsgo.ErrorHandler(func(_ *natsgo.Conn, _ *natsgo.Subscription, err error) {
+			c.log.Warn("NATS reports", "err", err)
+		}),
+	)
+	nc, err := natsgo.Connect(cfg.URL, opts...)
+	if err != nil {
+		c.ended()
+		return nil, connectError(shown, err)
+	}
+	c.nc = nc
+	if c.js, err = jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000)); err == nil {
+		probe, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		_, err = c.js.AccountInfo(probe)
+	}
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("connect to NATS at %s: JetStream does not answer: %w: enable it in the server and for the account", shown, err)
+	}
+	return c, nil
+}
+
+// renewSession ends what waits on the server since before a disconnection: a pull that the server has forgotten would
+// wait for its heartbeat.
+func (c *Connection) renewSession() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended()
+	c.session, c.ended = context.WithCancel(context.WithoutCancel(c.session))
+}
+
+// during returns a context that also ends with the present session.
+func (c *Connection) during(ctx context.Context) (context.Context, context.CancelFunc) {
+	c.mu.Lock()
+	session := c.session
+	c.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(session, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// Scope is the name of the connection.
+func (c *Connection) Scope() string { return c.scope }
+
+// Conn returns the client's own connection.
+func (c *Connection) Conn() *natsgo.Conn { return c.nc }
+
+// Connected says whether the server is reachable now.
+func (c *Connection) Connected() bool { return c.nc.IsConnected() }
+
+// Close ends the connection.
+func (c *Connection) Close() {
+	c.nc.Close()
+	c.ended()
+}

@@ -1,0 +1,130 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Subscriber implements engine.Bus. Members of a group share a durable consumer, which begins with what is published
+// after its creation; in the empty group each subscription has a consumer of its own. A message is delivered again
+// after a nack, and when it was not acked for half a minute.
+func (b *Bus) Subscriber(group string) message.Subscriber {
+	return &subscriber{bus: b, group: group, done: make(chan struct{})}
+}
+
+type subscriber struct {
+	bus   *Bus
+	group string
+
+	mu     sync.Mutex
+	closed bool
+	done   chan struct{}
+	open   sync.WaitGroup
+}
+
+// Subscribe implements message.Subscriber.
+func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errors.New("NATS bus: subscriber closed")
+	}
+	if s.bus.cfg.Events == "off" {
+		return nil, errors.New("NATS bus: events are off")
+	}
+	cfg := jetstream.ConsumerConfig{
+		FilterSubject: s.bus.eventSubject(topic), DeliverPolicy: jetstream.DeliverNewPolicy, AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: 30 * time.Second, MaxDeliver: -1, MaxAckPending: 1, InactiveThreshold: 5 * time.Minute,
+	}
+	if s.group != "" {
+		cfg.Durable, cfg.InactiveThreshold = token(s.group)+"-"+token(topic), 0
+	}
+	consumer, err := s.bus.conn.js.CreateOrUpdateConsumer(ctx, eventStream(s.bus.cfg.Engine), cfg)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	out := make(chan *message.Message)
+	s.open.Go(func() {
+		defer close(out)
+		defer cancel()
+		s.open.Go(func() {
+			select {
+			case <-s.done:
+				cancel()
+			case <-ctx.Done():
+			}
+		})
+		s.read(ctx, consumer, out)
+	})
+	return out, nil
+}
+
+// read hands out one message at a time, in the order of their publication.
+func (s *subscriber) read(ctx context.Context, consumer jetstream.Consumer, out chan<- *message.Message) {
+	for ctx.Err() == nil {
+		err := s.batch(ctx, consumer, out)
+		if err != nil && ctx.Err() == nil {
+			s.bus.conn.log.Warn("subscription interrupted; it is taken up again", "err", err)
+			select {
+			case <-time.After(250 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (s *subscriber) batch(ctx context.Context, consumer jetstream.Consumer, out chan<- *message.Message) error {
+	session, cancel := s.bus.conn.during(ctx)
+	defer cancel()
+	wait, stop := context.WithTimeout(session, fetchWait)
+	defer stop()
+	batch, err := consumer.Fetch(1, jetstream.FetchContext(wait), jetstream.FetchHeartbeat(fetchHeartbeat))
+	if err != nil {
+		return fetchError(err)
+	}
+	for m := range batch.Messages() {
+		if err := s.deliver(ctx, m, out); err != nil {
+			return err
+		}
+	}
+	return fetchError(batch.Error())
+}
+
+func (s *subscriber) deliver(ctx context.Context, m jetstream.Msg, out chan<- *message.Message) error {
+	w := watermillMessage(m.Headers(), m.Data())
+	mctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.SetContext(mctx)
+	select {
+	case out <- w:
+	case <-ctx.Done():
+		return nil
+	}
+	select {
+	case <-w.Acked():
+		return m.Ack()
+	case <-w.Nacked():
+		return m.Nak()
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// Close implements message.Subscriber. It returns once all its channels are closed.
+func (s *subscriber) Close() error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.done)
+	}
+	s.mu.Unlock()
+	s.open.Wait()
+	return nil
+}
