@@ -1,0 +1,210 @@
+// Package sync is the handler for controllers without code: it keeps one object in a sink in step with each object of
+// the primary source, by templates.
+//
+// At its heart is a pure function from an object to effects ([Sync.Effects]); reading and writing are the engine's.
+// What cannot become right by itself (a value that is not JSON, an expression that fails, an object that the system
+// will never take) parks the key until there is news of it.
+package sync
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/expr"
+)
+
+// Config describes what is written. Expressions are CEL over object: key (kind, scope, namespace, name), revision,
+// labels, annotations and data, the decoded value.
+type Config struct {
+	// To is the name of the sink.
+	To string `yaml:"to"`
+	// When says whether the target exists at all. Empty: always.
+	When string `yaml:"when"`
+	// Name is the target's name. When it changes, the former target is deleted. Default: object.key.name.
+	Name string `yaml:"name"`
+	// Data is the target's value: a template in which ${…} are expressions, or one expression for the whole.
+	Data any `yaml:"data"`
+	// OnDelete is "delete", the default, or "orphan": what becomes of the target when the object has gone.
+	OnDelete string `yaml:"onDelete"`
+	// OnConflict is "fail", the default, or "adopt": what becomes of an object of the wanted name that nobody owns.
+	OnConflict string `yaml:"onConflict"`
+}
+
+// Target is a sink whose keys are made from names.
+type Target interface {
+	engine.Sink
+	Key(name string) engine.Key
+}
+
+// Sync is a compiled Config.
+type Sync struct {
+	cfg  Config
+	when *expr.Program
+	name *expr.Program
+	data template
+}
+
+// Compile compiles the expressions and returns everything that is wrong, each with its field.
+func Compile(cfg Config) (*Sync, error) {
+	c, err := expr.NewCompiler("object")
+	if err != nil {
+		return nil, err
+	}
+	s := &Sync{cfg: cfg}
+	var errs []error
+	compile := func(field, text string) *expr.Program {
+		p, err := c.Compile(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", field, err))
+		}
+		return p
+	}
+	if cfg.To == "" {
+		errs = append(errs, errors.New("to: the name of a sink is required"))
+	}
+	if cfg.When != "" {
+		s.when = compile("when", cfg.When)
+	}
+	if cfg.Name == "" {
+		cfg.Name = "object.key.name"
+	}
+	s.name = compile("name", cfg.Name)
+	switch d := cfg.Data.(type) {
+	case nil:
+		errs = append(errs, errors.New("data: it is required; \"object.data\" copies the value"))
+	case string:
+		s.data = expression{compile("data", strings.TrimSuffix(strings.TrimPrefix(d, "${"), "}"))}
+	default:
+		s.data = compileTemplate("data", d, compile)
+	}
+	if cfg.OnDelete != "" && cfg.OnDelete != "delete" && cfg.OnDelete != "orphan" {
+		errs = append(errs, fmt.Errorf("onDelete: %q is neither delete nor orphan", cfg.OnDelete))
+	}
+	if cfg.OnConflict != "" && cfg.OnConflict != "fail" && cfg.OnConflict != "adopt" {
+		errs = append(errs, fmt.Errorf("onConflict: %q is neither fail nor adopt", cfg.OnConflict))
+	}
+	return s, errors.Join(errs...)
+}
+
+// Handler returns the handler that writes to target.
+func (s *Sync) Handler(target Target) engine.Handler {
+	return func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+		var object *engine.Object
+		o, err := rt.Get(ctx, req.Key)
+		switch {
+		case err == nil:
+			object = &o
+		case !engine.IsNotFound(err):
+			return engine.Result{}, err
+		}
+		owned, err := rt.Owned(ctx, target.Name())
+		if err != nil {
+			return engine.Result{}, err
+		}
+		effects, err := s.Effects(object, owned, target.Key)
+		if err != nil {
+			return engine.Result{}, engine.Terminal(err)
+		}
+		if err := rt.Do(ctx, effects...); errors.Is(err, engine.ErrInvalid) {
+			return engine.Result{}, engine.Terminal(err)
+		} else if err != nil {
+			return engine.Result{}, err
+		}
+		return engine.Result{}, nil
+	}
+}
+
+// Effects returns what must be written so that the sink holds what it should for object, nil if it has gone, given
+// what the object owns there now. It has no side effects. Its errors do not become right by trying again.
+func (s *Sync) Effects(object *engine.Object, owned []engine.Key, key func(name string) engine.Key) ([]engine.Effect, error) {
+	var effects []engine.Effect
+	var wanted engine.Key
+	if object != nil {
+		want, err := s.want(*object, key)
+		if err != nil {
+			return nil, err
+		}
+		if want != nil {
+			wanted = want.Key
+			effects = append(effects, engine.Effect{Object: *want, Adopt: s.cfg.OnConflict == "adopt"})
+		}
+	}
+	verb := engine.DeleteObject
+	if object == nil && s.cfg.OnDelete == "orphan" {
+		verb = engine.ReleaseObject
+	}
+	for _, k := range owned {
+		if k != wanted {
+			effects = append(effects, engine.Effect{Verb: verb, Object: engine.Object{Key: k}})
+		}
+	}
+	return effects, nil
+}
+
+// want returns the target that object calls for, nil if none.
+func (s *Sync) want(object engine.Object, key func(name string) engine.Key) (*engine.Object, error) {
+	view, err := viewOf(object)
+	if err != nil {
+		return nil, err
+	}
+	variables := map[string]any{"object": view}
+	if s.when != nil {
+		if yes, err := s.when.Bool(variables); err != nil || !yes {
+			return nil, prefixed("when", err)
+		}
+	}
+	name, err := s.name.String(variables)
+	if err != nil {
+		return nil, prefixed("name", err)
+	}
+	if name == "" {
+		return nil, errors.New("name: the expression comes to an empty name")
+	}
+	data, err := s.data.render(variables)
+	if err != nil {
+		return nil, err
+	}
+	value, err := json.Marshal(data)
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
+	return &engine.Object{Key: key(name), Value: value}, nil
+}
+
+func prefixed(field string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", field, err)
+}
+
+// viewOf returns what expressions see of an object.
+func viewOf(o engine.Object) (map[string]any, error) {
+	value, ok := o.Value.([]byte)
+	if !ok {
+		var err error
+		if value, err = json.Marshal(o.Value); err != nil {
+			return nil, fmt.Errorf("%s: %w", o.Key, err)
+		}
+	}
+	data, err := expr.Decode(value)
+	if err != nil {
+		return nil, fmt.Errorf("the value of %s is %w", o.Key, err)
+	}
+	return map[string]any{
+		"key":      map[string]any{"kind": o.Key.Kind.String(), "scope": o.Key.Scope, "namespace": o.Key.Namespace, "name": o.Key.Name},
+		"revision": o.Revision, "labels": anyMap(o.Labels), "annotations": anyMap(o.Annotations), "data": data,
+	}, nil
+}
+
+func anyMap(m map[string]string) map[string]any {
+	out := make(map[string]any, len(m))
+	for k, v := range m {
+		out[k] = v
+	}
+	return out
+}
