@@ -226,7 +226,9 @@ func (a *application) write() Write {
 func (a *application) apply(ctx context.Context, w Write) (string, error) {
 	o := a.effect.Object
 	o.Owner = a.me.Key
+	ctx, end := a.rt.access(ctx, "apply", o.Key)
 	revision, err := a.sink.Apply(ctx, o, w)
+	end(err)
 	if err != nil {
 		return "", fmt.Errorf("apply %s: %w", o.Key, err)
 	}
@@ -236,7 +238,10 @@ func (a *application) apply(ctx context.Context, w Write) (string, error) {
 func (a *application) delete(ctx context.Context, have Object) error {
 	w := a.write()
 	w.Revision = have.Revision
-	if err := a.sink.Delete(ctx, have.Key, w); err != nil && !errors.Is(err, ErrNotFound) {
+	ctx, end := a.rt.access(ctx, "delete", have.Key)
+	err := a.sink.Delete(ctx, have.Key, w)
+	end(err)
+	if err != nil && !errors.Is(err, ErrNotFound) {
 		return fmt.Errorf("delete %s: %w", have.Key, err)
 	}
 	return nil

@@ -25,7 +25,9 @@ type Config struct {
 	Bus Bus
 	// Middleware is put around the engine's own, the outermost first.
 	Middleware []Middleware
-	Hooks      Hooks
+	// Emit is put around the Emit that sources call, the outermost first. The event has its Source by then.
+	Emit  []func(Emit) Emit
+	Hooks Hooks
 	// Logger is where the engine reports. Default: nowhere.
 	Logger *slog.Logger
 	// DrainTimeout is how long running reconciles may take at shutdown before they are cancelled. Default 30 s.
@@ -43,6 +45,7 @@ type Engine struct {
 	ownership *ownership
 	routers   []*router
 	runners   []*runner
+	wrapEmit  []func(Emit) Emit
 	started   atomic.Bool
 	ready     chan struct{} // closed once the queues are open
 }
@@ -77,7 +80,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		name: cfg.Name, bus: cfg.Bus, publisher: cfg.Bus.Publisher(), hooks: cfg.Hooks, log: cfg.Logger, drain: cfg.DrainTimeout,
-		ownership: &ownership{store: cfg.Bus.Store()}, ready: make(chan struct{}),
+		wrapEmit: cfg.Emit, ownership: &ownership{store: cfg.Bus.Store()}, ready: make(chan struct{}),
 	}
 	for _, c := range cfg.Controllers {
 		e.addRunner(c, cfg.Middleware)
@@ -271,7 +274,10 @@ func (c *runner) process(ctx context.Context, req Request) Outcome {
 	}
 	start := time.Now()
 	res, err := c.chain(ctx, rt, req)
-	o := Outcome{Result: res, Err: err, Interrupted: err != nil && ctx.Err() != nil, Traceparent: rt.traceparent}
+	o := Outcome{
+		Result: res, Err: err, Interrupted: err != nil && ctx.Err() != nil, TimedOut: err != nil && rt.timedOut,
+		Traceparent: rt.traceparent,
+	}
 	if hooks.RunEnded != nil {
 		hooks.RunEnded(req, o, time.Since(start))
 	}
@@ -367,6 +373,29 @@ func (e *Engine) runner(controller string) (*runner, error) {
 	return nil, fmt.Errorf("engine: there is no controller %q", controller)
 }
 
+// Controllers returns the names of the controllers, in the order of the configuration, each followed by the one that
+// maps its failed events again, if it can have such.
+func (e *Engine) Controllers() []string {
+	var names []string
+	for _, c := range e.runners {
+		names = append(names, c.name)
+		if c.mapping != nil {
+			names = append(names, c.mapping.name)
+		}
+	}
+	return names
+}
+
+// Workers is how many keys a controller reconciles at once; 1 for what is none.
+func (e *Engine) Workers(controller string) int {
+	for _, c := range e.runners {
+		if c.name == controller {
+			return c.concurrency
+		}
+	}
+	return 1
+}
+
 // SourceStatus is how a source fares.
 type SourceStatus struct {
 	Name string
@@ -437,8 +466,16 @@ func (r *router) runSource(ctx context.Context) (err error) {
 			err = &PanicError{Value: p}
 		}
 	}()
+	emit := Emit(r.emit)
+	for i := len(r.engine.wrapEmit) - 1; i >= 0; i-- {
+		emit = r.engine.wrapEmit[i](emit)
+	}
 	return r.source.Run(ctx, func(ctx context.Context, e Event) error {
-		err := r.emit(ctx, e)
+		e.Source = r.source.Name()
+		if e.Time.IsZero() {
+			e.Time = time.Now()
+		}
+		err := emit(ctx, e)
 		if err == nil && e.Operation == ListEnded {
 			r.fail(nil)
 		}

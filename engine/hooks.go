@@ -1,6 +1,9 @@
 package engine
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Hooks are called as things happen; metrics and the demo are built on them. A nil field is off. They are called on
 // the path of a change, from many goroutines at once: they must be quick and must not block.
@@ -17,6 +20,9 @@ type Hooks struct {
 	RunStarted func(req Request)
 	// RunEnded is called after it, once for each RunStarted.
 	RunEnded func(req Request, o Outcome, took time.Duration)
+	// Access is called before a handler's read or write ("get", "list", "apply", "delete") and returns the context for
+	// it and what is called with its error at the end. Only one Access can be set.
+	Access func(ctx context.Context, verb string, key Key) (context.Context, func(error))
 	// MessageMalformed is called for each message that was set aside because it cannot be read.
 	MessageMalformed func(topic string, err error)
 	// SourceFailed is called when a source ended and is to be run again after wait.
@@ -33,6 +39,7 @@ func JoinHooks(all ...Hooks) Hooks {
 		h.MappingFailed = join3(h.MappingFailed, x.MappingFailed)
 		h.RunStarted = join1(h.RunStarted, x.RunStarted)
 		h.RunEnded = join3(h.RunEnded, x.RunEnded)
+		h.Access = either(h.Access, x.Access, h.Access == nil)
 		h.MessageMalformed = join2(h.MessageMalformed, x.MessageMalformed)
 		h.SourceFailed = join3(h.SourceFailed, x.SourceFailed)
 	}

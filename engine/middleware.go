@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"runtime/debug"
 	"time"
@@ -44,7 +45,9 @@ func deadline(d time.Duration) Middleware {
 		return func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
 			ctx, cancel := context.WithTimeoutCause(ctx, d, ErrDeadline)
 			defer cancel()
-			return next(ctx, rt, req)
+			res, err := next(ctx, rt, req)
+			rt.timedOut = errors.Is(context.Cause(ctx), ErrDeadline)
+			return res, err
 		}
 	}
 }

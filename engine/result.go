@@ -108,6 +108,8 @@ type Outcome struct {
 	Err    error
 	// Interrupted says that the run was cut short by a shutdown or a lost lease: it counts for nothing.
 	Interrupted bool
+	// TimedOut says that the run failed after its deadline.
+	TimedOut bool
 	// Traceparent is the trace context of the run.
 	Traceparent string
 }

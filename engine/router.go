@@ -41,12 +41,8 @@ const (
 	watched
 )
 
-// emit is the Emit of this router's source.
+// emit is the Emit of this router's source, within Config.Emit.
 func (r *router) emit(ctx context.Context, e Event) error {
-	e.Source = r.source.Name()
-	if e.Time.IsZero() {
-		e.Time = time.Now()
-	}
 	published := r.publish(e)
 	err := r.route(ctx, e)
 	if published != nil {

@@ -13,6 +13,7 @@ type Runtime struct {
 	c           *runner
 	req         Request
 	traceparent string
+	timedOut    bool
 }
 
 // Get returns the present object, or ErrNotFound. The key must belong to a source that the controller references.
@@ -22,11 +23,21 @@ func (rt *Runtime) Get(ctx context.Context, key Key) (Object, error) {
 		return Object{}, Terminal(fmt.Errorf("%w: controller %s may not read %s: none of the sources that it references covers the key",
 			ErrInvalid, rt.c.name, key))
 	}
+	ctx, end := rt.access(ctx, "get", key)
 	o, err := r.Get(ctx, key)
+	end(err)
 	if err != nil {
 		return Object{}, fmt.Errorf("get %s: %w", key, err)
 	}
 	return o, nil
+}
+
+// access tells the hooks of a read or write.
+func (rt *Runtime) access(ctx context.Context, verb string, key Key) (context.Context, func(error)) {
+	if f := rt.c.engine.hooks.Access; f != nil {
+		return f(ctx, verb, key)
+	}
+	return ctx, func(error) {}
 }
 
 // Get returns the object of key, decoded.
@@ -43,7 +54,10 @@ func Get[T any](ctx context.Context, rt *Runtime, key Key) (T, error) {
 func (rt *Runtime) List(ctx context.Context, source string) ([]Object, error) {
 	for _, s := range rt.c.sources() {
 		if r, ok := s.(Reader); ok && s.Name() == source {
-			return r.List(ctx)
+			ctx, end := rt.access(ctx, "list", Key{Namespace: source})
+			objects, err := r.List(ctx)
+			end(err)
+			return objects, err
 		}
 	}
 	return nil, Terminal(fmt.Errorf("%w: controller %s references no source %q that can be read", ErrInvalid, rt.c.name, source))

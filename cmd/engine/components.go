@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/windlass-dev/windlass/adapters/nats"
+	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/app"
+	"github.com/windlass-dev/windlass/engine/sync"
+)
+
+// components are the systems that this program knows. Adding one is adding a line here.
+func components() app.Components {
+	return app.Components{
+		Connections: map[string]app.Factory[app.Closer]{"nats": app.New(natsConnection)},
+		Buses:       map[string]app.Factory[engine.Bus]{"nats": app.New(natsBus), "memory": app.New(memoryBus)},
+		Sources:     map[string]app.Factory[engine.Source]{"nats": app.New(natsSource)},
+		Sinks:       map[string]app.Factory[engine.Sink]{"nats": app.New(natsSink)},
+		Handlers:    map[string]app.Factory[engine.Handler]{"sync": app.New(syncHandler)},
+		DefaultBus:  "nats",
+	}
+}
+
+func memoryBus(context.Context, *app.Env, string, struct{}) (engine.Bus, error) {
+	return engine.NewMemoryBus(), nil
+}
+
+func natsConnection(ctx context.Context, env *app.Env, name string, cfg nats.ConnectionConfig) (app.Closer, error) {
+	cfg.Scope, cfg.Logger = name, env.Logger
+	return nats.Connect(ctx, cfg)
+}
+
+// natsBusConfig is the bus on a named connection, or on a server of its own.
+type natsBusConfig struct {
+	Connection        string `yaml:"connection"`
+	nats.ServerConfig `yaml:",inline"`
+	nats.BusConfig    `yaml:",inline"`
+}
+
+// ConnectionName is the connection that must exist.
+func (c natsBusConfig) ConnectionName() string { return c.Connection }
+
+// Validate returns everything that is wrong.
+func (c natsBusConfig) Validate() error {
+	errs := []error{c.ServerConfig.Validate(), c.BusConfig.Validate()}
+	if c.Connection != "" && c.ServerConfig != (nats.ServerConfig{}) {
+		errs = append(errs, errors.New("connection: dataDir, listen, sync and syncInterval are for the embedded server, which a connection replaces"))
+	}
+	if c.Connection == "" && c.Replicas > 1 {
+		errs = append(errs, errors.New("replicas: the embedded server is one; name a connection to a cluster"))
+	}
+	return errors.Join(errs...)
+}
+
+func natsBus(ctx context.Context, env *app.Env, _ string, cfg natsBusConfig) (engine.Bus, error) {
+	cfg.Engine = env.Engine
+	conn, err := natsBusConnection(ctx, env, cfg)
+	if err != nil {
+		return nil, err
+	}
+	env.Share(conn)
+	cfg.SoleServer = cfg.Connection == "" && cfg.Listen == ""
+	bus, err := nats.NewBus(ctx, conn, cfg.BusConfig)
+	if err != nil {
+		return nil, err
+	}
+	env.OnClose(bus.Close)
+	return bus, nil
+}
+
+func natsBusConnection(ctx context.Context, env *app.Env, cfg natsBusConfig) (*nats.Connection, error) {
+	if cfg.Connection != "" {
+		return app.Connection[*nats.Connection](env, cfg.Connection)
+	}
+	cfg.ServerConfig.Logger = env.Logger
+	server, err := nats.StartServer(cfg.ServerConfig)
+	if err != nil {
+		return nil, err
+	}
+	env.OnClose(func(context.Context) { server.Shutdown() })
+	if url := server.URL(); url != "" {
+		env.Logger.InfoContext(ctx, "embedded NATS listens", "url", url)
+	}
+	conn, err := server.Connect(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	env.OnClose(func(context.Context) { conn.Close() })
+	return conn, nil
+}
+
+// natsBucketConfig is a bucket on a connection.
+type natsBucketConfig struct {
+	Connection        string `yaml:"connection"`
+	nats.BucketConfig `yaml:",inline"`
+}
+
+// ConnectionName is the connection that must exist.
+func (c natsBucketConfig) ConnectionName() string { return c.Connection }
+
+func natsSource(ctx context.Context, env *app.Env, name string, cfg natsBucketConfig) (engine.Source, error) {
+	return natsBucket(ctx, env, name, cfg)
+}
+
+func natsSink(ctx context.Context, env *app.Env, name string, cfg natsBucketConfig) (engine.Sink, error) {
+	return natsBucket(ctx, env, name, cfg)
+}
+
+func natsBucket(ctx context.Context, env *app.Env, name string, cfg natsBucketConfig) (*nats.Bucket, error) {
+	conn, err := app.Connection[*nats.Connection](env, cfg.Connection)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Name = name
+	return nats.NewBucket(ctx, conn, cfg.BucketConfig)
+}
+
+// syncConfig is the sync handler. It owns what it writes.
+type syncConfig struct {
+	sync.Config `yaml:",inline"`
+}
+
+// Owns are the sinks that become the controller's own.
+func (c syncConfig) Owns() []string {
+	if c.To == "" {
+		return nil
+	}
+	return []string{c.To}
+}
+
+// Validate returns everything that is wrong.
+func (c syncConfig) Validate() error {
+	_, err := sync.Compile(c.Config)
+	return err
+}
+
+func syncHandler(_ context.Context, env *app.Env, _ string, cfg syncConfig) (engine.Handler, error) {
+	s, err := sync.Compile(cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	target, err := app.Sink[sync.Target](env, cfg.To)
+	if err != nil {
+		return nil, err
+	}
+	return s.Handler(target), nil
+}

@@ -1,0 +1,77 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/windlass-dev/windlass/engine"
+)
+
+// collector reads an engine when it is scraped.
+type collector struct {
+	metrics *Metrics
+	engine  *engine.Engine
+}
+
+var (
+	depth      = desc("workqueue_depth", "Requests that are ready.", "name", "controller", "priority")
+	unfinished = desc("workqueue_unfinished_work_seconds", "How long the running reconciles have run, added up.", "name", "controller")
+	longest    = desc("workqueue_longest_running_processor_seconds", "How long the longest of them has run.", "name", "controller")
+	active     = desc("controller_runtime_active_workers", "Reconciles that run.", "controller")
+	workers    = desc("controller_runtime_max_concurrent_reconciles", "Reconciles that may run at once.", "controller")
+	items      = desc("windlass_items", "Keys that are not idle, by state.", "controller", "state")
+	synced     = desc("windlass_source_synced", "Whether the source has ended its first list and runs.", "source")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{depth, unfinished, longest, active, workers, items, synced} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	stats := c.engine.Stats()
+	for _, name := range c.engine.Controllers() {
+		s := stats[name]
+		for p, n := range s.Ready {
+			gauge(depth, float64(n), name, name, engine.Priority(p).String()) //nolint:gosec // a small index.
+		}
+		sum, max := c.metrics.of(name).age(time.Now())
+		gauge(unfinished, sum.Seconds(), name, name)
+		gauge(longest, max.Seconds(), name, name)
+		gauge(active, float64(s.Running), name)
+		gauge(workers, float64(c.engine.Workers(name)), name)
+		gauge(items, float64(s.Ready[0]+s.Ready[1]+s.Ready[2]), name, "ready")
+		gauge(items, float64(s.Running), name, "running")
+		gauge(items, float64(s.Delayed), name, "delayed")
+		gauge(items, float64(s.Parked), name, "parked")
+	}
+	for _, s := range c.engine.Sources() {
+		up := 0.0
+		if s.Synced && s.Err == nil {
+			up = 1
+		}
+		gauge(synced, up, s.Name)
+	}
+}
+
+func (c *controller) age(now time.Time) (sum, longest time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, start := range c.running {
+		age := now.Sub(start)
+		sum += age
+		longest = max(longest, age)
+	}
+	return sum, longest
+}
