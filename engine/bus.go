@@ -53,10 +53,12 @@ type Process func(ctx context.Context, req Request) Outcome
 // Item is a key of a controller with its queue state.
 type Item = queue.Item[Key, Causes]
 
-// LocalQueue returns the in-process queue that all buses of this module drive.
-func LocalQueue() *queue.Queue[Key, Causes] {
-	return queue.New[Key](queue.Config[Causes]{
-		Join:    func(into *Causes, from Causes) { into.Join(from) },
-		Revives: func(parked, added Causes) bool { return parked.Revives(added) },
-	})
+// QueueRules say how causes are joined and what they mean to a key that is parked or delayed. They are for the buses of
+// this module.
+func QueueRules() queue.Config[Causes] {
+	return queue.Config[Causes]{
+		Join:      func(into *Causes, from Causes) { into.Join(from) },
+		Revives:   func(parked, added Causes) bool { return parked.Revives(added) },
+		Unchanged: func(kept, listed Causes) bool { return kept.sameVersion(listed) },
+	}
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -153,7 +154,9 @@ func (a *application) recorded(ctx context.Context, have Object, exists bool) er
 	case !known:
 		return nil
 	case a.effect.Verb == DeleteObject && exists:
+		own.announce(target, "", true)
 		if err := a.delete(ctx, have); err != nil {
+			own.announce(target, "", false)
 			return err
 		}
 	}
@@ -179,7 +182,8 @@ func (a *application) applyRecorded(ctx context.Context, have Object, exists boo
 		return a.confirm(ctx, record, have.Revision)
 	}
 	w := a.write()
-	w.Absent, w.Revision, w.Intent = !exists, have.Revision, record.Intent
+	w.Absent, w.Revision, w.Intent = !exists, have.Revision, cmp.Or(record.Intent, rand.Text())
+	own.announce(want.Key, w.Intent, false)
 	revision, err := a.apply(ctx, w)
 	if errors.Is(err, ErrInvalid) && record.Intent != "" {
 		// The system will never take it: leave no claim behind.

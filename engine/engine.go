@@ -276,7 +276,7 @@ func (c *runner) process(ctx context.Context, req Request) Outcome {
 	res, err := c.chain(ctx, rt, req)
 	o := Outcome{
 		Result: res, Err: err, Interrupted: err != nil && ctx.Err() != nil, TimedOut: err != nil && rt.timedOut,
-		Traceparent: rt.traceparent,
+		Traceparent: rt.traceparent, Revision: rt.revision, Incarnation: rt.incarnation,
 	}
 	if hooks.RunEnded != nil {
 		hooks.RunEnded(req, o, time.Since(start))

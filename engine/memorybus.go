@@ -36,7 +36,7 @@ func (b *MemoryBus) Store() kv.Store { return &b.store }
 
 // Queue implements Bus. Each call returns a new queue.
 func (b *MemoryBus) Queue(_ context.Context, cfg QueueConfig) (Queue, error) {
-	return &memoryQueue{cfg: cfg, q: LocalQueue()}, nil
+	return &memoryQueue{cfg: cfg, q: queue.New[Key](QueueRules())}, nil
 }
 
 type memoryQueue struct {

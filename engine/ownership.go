@@ -32,6 +32,21 @@ type ownerRecord struct {
 	Digest string `json:"digest,omitempty"`
 
 	revision string // of the record itself
+	// mark is what the write that is under way or was the last one carries; deleting says that it is a deletion.
+	// Neither outlives the process: they only keep the echo of that write from causing a reconcile.
+	mark     string
+	deleting bool
+}
+
+// wrote says that e is the echo of the engine's own last write, which concerns nobody.
+func (r ownerRecord) wrote(e Event) bool {
+	if e.Operation != Put && e.Operation != Resync {
+		return r.deleting
+	}
+	if e.New != nil && r.mark != "" && e.New.Annotations[IntentAnnotation] == r.mark {
+		return true
+	}
+	return r.Intent == "" && r.Revision == e.Revision
 }
 
 // ownership is the table of records: the store's content, indexed both ways and written through.
@@ -84,6 +99,16 @@ func (o *ownership) get(target Key) (ownerRecord, bool) {
 	return r, ok
 }
 
+// announce notes the write that is about to be made, before its echo can arrive.
+func (o *ownership) announce(target Key, mark string, deleting bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if r, ok := o.targets[target]; ok {
+		r.mark, r.deleting = mark, deleting
+		o.targets[target] = r
+	}
+}
+
 // put writes a record. It returns ErrResourceExists if somebody else has recorded the target meanwhile.
 func (o *ownership) put(ctx context.Context, target Key, r ownerRecord) error {
 	value, err := json.Marshal(r)
@@ -99,6 +124,7 @@ func (o *ownership) put(ctx context.Context, target Key, r ownerRecord) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	r.mark, r.deleting = o.targets[target].mark, false
 	o.keepLocked(target, r)
 	return nil
 }

@@ -151,37 +151,44 @@ func (c Causes) clone() Causes {
 	return c
 }
 
-// version returns the newest cause that speaks of the request's own key.
+// version returns the newest cause that knows a version of the request's own key.
 func (c Causes) version() (Cause, bool) {
-	own := func(c Cause) bool {
-		return c.Trigger == Created || c.Trigger == Updated || c.Trigger == Deleted || c.Trigger == Resynced
-	}
 	for i := len(c.rest) - 1; i >= 0; i-- {
-		if own(c.rest[i]) {
+		if c.rest[i].own() {
 			return c.rest[i], true
 		}
 	}
-	return c.first, c.n > 0 && own(c.first)
+	return c.first, c.n > 0 && c.first.own()
+}
+
+// own says that the cause speaks of the request's own key and knows its version.
+func (c Cause) own() bool { return c.Trigger != Dependency && c.Revision != "" }
+
+// sameVersion says that both know the version of their key, and that it is the same.
+func (c Causes) sameVersion(other Causes) bool {
+	was, known := c.version()
+	is, ok := other.version()
+	return known && ok && is.Revision == was.Revision && is.Incarnation == was.Incarnation
 }
 
 // Revives says whether causes that arrive bring back a key that was parked with the causes of c: news of its
-// dependencies does, and news of itself if the revision or incarnation differs.
+// dependencies does, and news of itself if the revision or incarnation differs. Where there is nothing to compare, a
+// live event is news and a list is not.
 func (c Causes) Revives(arrived Causes) bool {
+	news := false
 	for _, cause := range arrived.All() {
 		if cause.Trigger == Dependency || cause.Trigger == Manual {
 			return true
 		}
+		news = news || cause.Trigger != Resynced
 	}
-	was, known := c.version()
-	is, ok := arrived.version()
-	if !ok {
-		return false
+	if _, known := c.version(); !known {
+		return news
 	}
-	if !known || is.Revision == "" || was.Revision == "" {
-		// Nothing to compare with: a live event is news, a list is not.
-		return is.Trigger != Resynced
+	if _, known := arrived.version(); !known {
+		return news
 	}
-	return is.Revision != was.Revision || is.Incarnation != was.Incarnation
+	return !c.sameVersion(arrived)
 }
 
 // Request is one key of one controller that must be reconciled.

@@ -112,12 +112,18 @@ type Outcome struct {
 	TimedOut bool
 	// Traceparent is the trace context of the run.
 	Traceparent string
+	// Revision and Incarnation are those of the request's own object as the run read it; empty if it did not.
+	Revision, Incarnation string
 }
 
 // AfterRun tells a queue what to do with a request after its run. It is for the buses of this module.
 func AfterRun(req Request, o Outcome) queue.Outcome[Causes] {
 	next := func(t Trigger) Cause {
-		return Cause{Trigger: t, Key: req.Key, Time: time.Now(), Traceparent: o.Traceparent}
+		c := Cause{Trigger: t, Key: req.Key, Time: time.Now(), Traceparent: o.Traceparent, Revision: o.Revision, Incarnation: o.Incarnation}
+		if v, known := req.Causes.version(); known && c.Revision == "" {
+			c.Revision, c.Incarnation = v.Revision, v.Incarnation
+		}
+		return c
 	}
 	after := func(t Trigger) Causes {
 		c := req.Causes.clone()
@@ -134,7 +140,7 @@ func AfterRun(req Request, o Outcome) queue.Outcome[Causes] {
 	case o.Interrupted:
 		return queue.Outcome[Causes]{Verdict: queue.Interrupt, Value: req.Causes}
 	case IsTerminal(o.Err):
-		return queue.Outcome[Causes]{Verdict: queue.Park, Value: req.Causes, Err: o.Err.Error()}
+		return queue.Outcome[Causes]{Verdict: queue.Park, Value: after(Retried), Err: o.Err.Error()}
 	case o.Err != nil:
 		out := queue.Outcome[Causes]{Verdict: queue.Retry, After: res.retry, Value: after(Retried), Err: o.Err.Error()}
 		var ra *retryAfterError

@@ -103,7 +103,7 @@ func (r *route) follow(ctx context.Context, e Event) error {
 			Controller: c.name, Key: e.Key, Priority: priorityOf(e, Live), Causes: CausesOf(causeOf(e, triggerOf(e))),
 		})
 	case owned:
-		return c.enqueueMapped(ctx, e, c.ownersOf(e))
+		return c.enqueueMapped(ctx, e, c.ownersOf(ctx, e))
 	default:
 		keys, err := protected(ctx, r.mapper, e)
 		if err != nil {
@@ -140,16 +140,15 @@ func causeOf(e Event, t Trigger) Cause {
 	}
 }
 
-// ownersOf returns the keys that own the object of e: by its marks, or by the engine's records. The echo of the
-// engine's own last write concerns nobody.
-func (c *runner) ownersOf(e Event) []Key {
+// ownersOf returns the keys that own the object of e: by its marks, or by the engine's records.
+func (c *runner) ownersOf(ctx context.Context, e Event) []Key {
 	if r, ok := c.engine.ownership.get(e.Key); ok {
-		if r.Owner.Controller != c.name || e.Operation != Delete && e.Operation != Purge && r.Intent == "" && r.Revision == e.Revision {
+		if r.Owner.Controller != c.name || r.wrote(e) {
 			return nil
 		}
 		return []Key{r.Owner.Key}
 	}
-	keys, _ := MapOwner(context.Background(), e) //nolint:forbidigo // MapOwner does not use its context.
+	keys, _ := MapOwner(ctx, e) // it never fails
 	return keys
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -14,6 +15,10 @@ type Runtime struct {
 	req         Request
 	traceparent string
 	timedOut    bool
+
+	mu sync.Mutex
+	// What the handler read of its own key.
+	revision, incarnation string
 }
 
 // Get returns the present object, or ErrNotFound. The key must belong to a source that the controller references.
@@ -28,6 +33,11 @@ func (rt *Runtime) Get(ctx context.Context, key Key) (Object, error) {
 	end(err)
 	if err != nil {
 		return Object{}, fmt.Errorf("get %s: %w", key, err)
+	}
+	if key == rt.req.Key {
+		rt.mu.Lock()
+		defer rt.mu.Unlock()
+		rt.revision, rt.incarnation = o.Revision, o.Incarnation
 	}
 	return o, nil
 }

@@ -297,11 +297,15 @@ func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit) error {
 }
 
 func (b *Bucket) event(m jetstream.Msg, md *jetstream.MsgMetadata) engine.Event {
-	return engine.Event{
+	e := engine.Event{
 		Operation: operationOf(m.Headers()), Key: b.Key(strings.TrimPrefix(m.Subject(), b.table.prefix)),
 		Revision: strconv.FormatUint(md.Sequence.Stream, 10), Time: md.Timestamp, New: meta,
 		Traceparent: m.Headers().Get(headerTraceparent),
 	}
+	if intent := m.Headers().Get(headerIntent); intent != "" {
+		e.New = &engine.Meta{Annotations: map[string]string{engine.IntentAnnotation: intent}}
+	}
+	return e
 }
 
 // follow emits an event unless it was emitted before, and remembers it.

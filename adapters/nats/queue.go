@@ -63,15 +63,14 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 		return nil, err
 	}
 	q.owner = owner.New(q, owner.Config[engine.Causes]{
-		Queue: queue.Config[engine.Causes]{
-			Join:    func(into *engine.Causes, from engine.Causes) { into.Join(from) },
-			Revives: func(parked, added engine.Causes) bool { return parked.Revives(added) },
-		},
-		Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery,
+		Queue: engine.QueueRules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery,
 		Failed: func(err error) {
 			b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
 		},
 	})
+	if err := q.owner.Load(ctx); err != nil {
+		return nil, err
+	}
 	return q, nil
 }
 
@@ -138,13 +137,13 @@ func (q *requests) Run(intake, work context.Context, process engine.Process) err
 		case <-intake.Done():
 		}
 	})
-	err := q.owner.Run(intake, work, func(ctx context.Context, run queue.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
+	q.owner.Run(intake, work, func(ctx context.Context, run queue.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
 		req := engine.RequestOf(q.cfg.Controller, run)
 		return engine.AfterRun(req, process(ctx, req))
 	})
 	stop()
 	watch.Wait()
-	return errors.Join(err, lost)
+	return lost
 }
 
 // dropOldConsumers removes the consumers of an earlier process, so that what it had in hand is delivered at once.

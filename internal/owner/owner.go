@@ -76,6 +76,9 @@ func New[K comparable, V any](broker Broker[K, V], cfg Config[V]) *Owner[K, V] {
 	if cfg.Queue.Revives != nil {
 		qc.Revives = func(parked, added held[K, V]) bool { return cfg.Queue.Revives(parked.value, added.value) }
 	}
+	if cfg.Queue.Unchanged != nil {
+		qc.Unchanged = func(kept, listed held[K, V]) bool { return cfg.Queue.Unchanged(kept.value, listed.value) }
+	}
 	o.queue = queue.New[K](qc)
 	return o
 }
@@ -86,14 +89,8 @@ func (o *Owner[K, V]) Add(key K, value V, opts queue.Options) {
 }
 
 // Run takes up what the broker keeps and calls process for one key after the other until intake ends; then it waits for
-// the runs to end. It returns an error if the state records cannot be loaded.
-func (o *Owner[K, V]) Run(intake, work context.Context, process func(context.Context, queue.Run[K, V]) queue.Outcome[V]) error {
-	if err := o.load(intake); err != nil {
-		if intake.Err() != nil {
-			return nil
-		}
-		return err
-	}
+// the runs to end.
+func (o *Owner[K, V]) Run(intake, work context.Context, process func(context.Context, queue.Run[K, V]) queue.Outcome[V]) {
 	defer context.AfterFunc(intake, o.queue.Close)()
 	var group sync.WaitGroup
 	for p := range o.cfg.Partitions {
@@ -106,10 +103,10 @@ func (o *Owner[K, V]) Run(intake, work context.Context, process func(context.Con
 	}
 	group.Go(func() { o.extend(intake) })
 	group.Wait()
-	return nil
 }
 
-func (o *Owner[K, V]) load(ctx context.Context) error {
+// Load takes up the state records. It comes before Add and Run: a list must find out what is parked and what is due.
+func (o *Owner[K, V]) Load(ctx context.Context) error {
 	errs := make([]error, o.cfg.Partitions)
 	var group sync.WaitGroup
 	for p := range o.cfg.Partitions {

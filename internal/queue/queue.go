@@ -25,6 +25,9 @@ type Config[V any] struct {
 	Join func(into *V, from V)
 	// Revives says whether an added request brings a parked key back. Nil means that every one does.
 	Revives func(parked, added V) bool
+	// Unchanged says whether a listed key is as it was when the request that is kept for it was made. Nil means never.
+	// What Restore put back is not disturbed by such a list: its time comes as if there had been no restart.
+	Unchanged func(kept, listed V) bool
 }
 
 // Queue holds the requests of one controller. Its methods are safe for concurrent use.
@@ -89,11 +92,13 @@ func (q *Queue[K, V]) Add(key K, value V, opts Options) Added {
 		q.addLater(it, value, opts.Later, now)
 		return Delayed
 	}
-	if d := it.d; d != nil && d.parked {
-		if !opts.Manual && q.cfg.Revives != nil && !q.cfg.Revives(d.value, value) {
+	if d := it.d; d != nil {
+		if q.absorbs(d, value, opts) {
 			return Absorbed
 		}
-		q.revive(it)
+		if d.parked {
+			q.revive(it)
+		}
 	}
 	it.manual = it.manual || opts.Manual
 	if it.waiting {
@@ -117,6 +122,18 @@ func (q *Queue[K, V]) Add(key K, value V, opts Options) Added {
 	}
 	q.place(it, now)
 	return Queued
+}
+
+// absorbs says whether a key stays as it is, parked or delayed, whatever was added.
+func (q *Queue[K, V]) absorbs(d *delay[V], value V, opts Options) bool {
+	switch {
+	case opts.Manual:
+		return false
+	case d.parked:
+		return q.cfg.Revives != nil && !q.cfg.Revives(d.value, value)
+	default:
+		return d.restored && opts.Class == List && d.due != 0 && q.cfg.Unchanged != nil && q.cfg.Unchanged(d.value, value)
+	}
 }
 
 // addLater keeps the earliest of the times asked for from outside.
@@ -199,7 +216,7 @@ func (q *Queue[K, V]) take(it *item[K, V]) Run[K, V] {
 		}
 	}
 	run.Attempt = d.attempt
-	d.superseded, d.early = 0, false
+	d.superseded, d.early, d.restored = 0, false, false
 	if d.due != 0 {
 		fired := d.due <= now
 		run.RetryPending = d.retry && !fired
@@ -320,9 +337,22 @@ func (q *Queue[K, V]) Restore(s State[K, V]) {
 	d := it.delay()
 	d.attempt, d.due, d.notBefore, d.retry, d.class = s.Attempt, s.Due, s.NotBefore, s.Retry, s.Class
 	d.value, d.later, d.laterValue, d.err = s.Value, s.Later, s.LaterValue, s.Err
+	d.restored = true
 	if s.Parked && !d.parked {
 		d.parked = true
 		q.parked++
+	}
+	if it.waiting && !it.running {
+		// Added before what was known of the key: judge it now.
+		if it.ready != nil {
+			it.ready.remove(it)
+		}
+		if q.absorbs(d, it.value, Options{Class: it.class, Manual: it.manual}) {
+			var none V
+			it.waiting, it.value = false, none
+		} else if d.parked {
+			q.revive(it)
+		}
 	}
 	if !it.running {
 		q.place(it, time.Now().UnixNano())
