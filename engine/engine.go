@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -467,8 +468,8 @@ func (r *router) runSource(ctx context.Context) (err error) {
 		}
 	}()
 	emit := Emit(r.emit)
-	for i := len(r.engine.wrapEmit) - 1; i >= 0; i-- {
-		emit = r.engine.wrapEmit[i](emit)
+	for _, v := range slices.Backward(r.engine.wrapEmit) {
+		emit = v(emit)
 	}
 	return r.source.Run(ctx, func(ctx context.Context, e Event) error {
 		e.Source = r.source.Name()
@@ -500,5 +501,5 @@ func supervisorWait(crashes int) time.Duration {
 	if n := crashes - 1; n < 7 {
 		wait = min(firstWait<<n, longestWait)
 	}
-	return wait + time.Duration(rand.Int64N(int64(wait)/4+1))
+	return wait + time.Duration(rand.Int64N(int64(wait)/4+1)) //nolint:gosec // jitter is no secret.
 }

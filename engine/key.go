@@ -153,7 +153,7 @@ func unescape(s string) (string, error) {
 		if hi < 0 || lo < 0 {
 			return "", fmt.Errorf("%q is not a hexadecimal escape", s[i:i+3])
 		}
-		b.WriteByte(byte(hi<<4 | lo))
+		b.WriteByte(byte(hi<<4 | lo)) //nolint:gosec // two digits of four bits.
 		i += 2
 	}
 	return b.String(), nil

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"time"
 )
 
 // chain wraps h so that the first middleware is the outermost.
 func chain(h Handler, outermostFirst ...Middleware) Handler {
-	for i := len(outermostFirst) - 1; i >= 0; i-- {
-		h = outermostFirst[i](h)
+	for _, o := range slices.Backward(outermostFirst) {
+		h = o(h)
 	}
 	return h
 }

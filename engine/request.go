@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"slices"
 	"time"
 
 	"github.com/windlass-dev/windlass/internal/queue"
@@ -153,9 +154,9 @@ func (c Causes) clone() Causes {
 
 // version returns the newest cause that knows a version of the request's own key.
 func (c Causes) version() (Cause, bool) {
-	for i := len(c.rest) - 1; i >= 0; i-- {
-		if c.rest[i].own() {
-			return c.rest[i], true
+	for _, v := range slices.Backward(c.rest) {
+		if v.own() {
+			return v, true
 		}
 	}
 	return c.first, c.n > 0 && c.first.own()

@@ -143,8 +143,7 @@ func AfterRun(req Request, o Outcome) queue.Outcome[Causes] {
 		return queue.Outcome[Causes]{Verdict: queue.Park, Value: after(Retried), Err: o.Err.Error()}
 	case o.Err != nil:
 		out := queue.Outcome[Causes]{Verdict: queue.Retry, After: res.retry, Value: after(Retried), Err: o.Err.Error()}
-		var ra *retryAfterError
-		if errors.As(o.Err, &ra) {
+		if ra, ok := errors.AsType[*retryAfterError](o.Err); ok {
 			out.NotBefore = ra.after
 		}
 		return out

@@ -159,7 +159,7 @@ func subjectKey(name string) bool {
 	if name == "" || len(name) > 3<<10 || strings.ContainsAny(name, " \t\r\n\x00") {
 		return false
 	}
-	for _, t := range strings.Split(name, ".") {
+	for t := range strings.SplitSeq(name, ".") {
 		if t == "" || t == "*" || t == ">" {
 			return false
 		}
@@ -173,7 +173,7 @@ func (b *Bucket) Run(ctx context.Context, emit engine.Emit) error {
 		start := time.Now()
 		err := b.watch(ctx, emit)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // an ended context is how a source ends.
 		}
 		if time.Since(start) > 10*time.Second {
 			wait = 50 * time.Millisecond
@@ -235,10 +235,7 @@ func (b *Bucket) forgetRevisionsOfAnother(created time.Time) {
 
 // stillThere finds out whether the server has forgotten the consumer, which an ended fetch alone does not say.
 func (b *Bucket) stillThere(ctx context.Context, c *cursor) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	if _, err := c.consumer.Info(ctx); err != nil {
+	if _, err := c.consumer.Info(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("the watch has ended: %w", err)
 	}
 	return nil

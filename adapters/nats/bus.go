@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
@@ -192,9 +193,7 @@ func watermillMessage(h natsgo.Header, data []byte) *message.Message {
 // setAside keeps a message that cannot be read among the dead letters, with the reason.
 func (b *Bus) setAside(ctx context.Context, subject string, h natsgo.Header, data []byte, reason error) error {
 	m := natsgo.NewMsg(b.dead + "." + subject)
-	for k, v := range h {
-		m.Header[k] = v
-	}
+	maps.Copy(m.Header, h)
 	for _, k := range []string{"Nats-Expected-Last-Subject-Sequence", "Nats-Msg-Id", "Nats-TTL"} {
 		m.Header.Del(k)
 	}

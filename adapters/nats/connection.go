@@ -45,7 +45,7 @@ func (c ConnectionConfig) Validate() error {
 	if c.URL == "" {
 		errs = append(errs, errors.New("url: it is required, such as nats://127.0.0.1:4222"))
 	}
-	for _, u := range strings.Split(c.URL, ",") {
+	for u := range strings.SplitSeq(c.URL, ",") {
 		if parsed, err := url.Parse(strings.TrimSpace(u)); c.URL != "" && (err != nil || parsed.Host == "") {
 			errs = append(errs, fmt.Errorf("url: %q is not an address such as nats://127.0.0.1:4222", redacted(u)))
 		}

@@ -37,7 +37,7 @@ func understood(err error) error {
 
 // connectError says what to do about a connection that cannot be made.
 func connectError(url string, err error) error {
-	hint := ""
+	var hint string
 	switch {
 	case errors.Is(err, natsgo.ErrAuthorization), errors.Is(err, natsgo.ErrAuthExpired):
 		hint = "the server refuses the credentials; check credsFile, tokenFile or the user's permissions"

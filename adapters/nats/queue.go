@@ -273,7 +273,7 @@ func (q *requests) Fetch(ctx context.Context, p int, class queue.Class, take fun
 // would be held back until its ackWait: without the consumer it is deliverable at once.
 func (q *requests) interrupted(ctx, session context.Context, name string, err error) error {
 	if ctx.Err() != nil || session.Err() == nil && fetchError(err) == nil {
-		return nil
+		return nil //nolint:nilerr // the end of ctx ends fetches.
 	}
 	q.mu.Lock()
 	delete(q.consumers, name)

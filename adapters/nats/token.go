@@ -53,7 +53,7 @@ func keyTokens(k engine.Key) string {
 // partition is FNV-1a over the key's tokens without their dots, as the server's own partition() computes it.
 func partition(keyTokens string, partitions int) int {
 	h := fnv.New32a()
-	for _, t := range strings.Split(keyTokens, ".") {
+	for t := range strings.SplitSeq(keyTokens, ".") {
 		_, _ = h.Write([]byte(t)) // a hash.Hash never fails
 	}
 	return int(h.Sum32() % uint32(partitions)) //nolint:gosec // partitions is validated to be small and positive.

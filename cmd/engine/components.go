@@ -73,7 +73,7 @@ func natsBusConnection(ctx context.Context, env *app.Env, cfg natsBusConfig) (*n
 	if cfg.Connection != "" {
 		return app.Connection[*nats.Connection](env, cfg.Connection)
 	}
-	cfg.ServerConfig.Logger = env.Logger
+	cfg.Logger = env.Logger
 	server, err := nats.StartServer(cfg.ServerConfig)
 	if err != nil {
 		return nil, err

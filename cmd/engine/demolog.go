@@ -50,7 +50,7 @@ type demoRun struct {
 
 func newDemoLog(w io.Writer) *demoLog {
 	f, ok := w.(*os.File)
-	color := ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == "" //nolint:gosec // a file descriptor is small.
+	color := ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""
 	return &demoLog{w: w, color: color, start: time.Now(), last: make(map[string]string)}
 }
 

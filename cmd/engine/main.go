@@ -14,7 +14,7 @@ import (
 )
 
 // version is set by the linker.
-var version = "dev" //nolint:gochecknoglobals // -X needs a variable.
+var version = "dev"
 
 // Exit codes.
 const (

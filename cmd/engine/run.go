@@ -36,8 +36,7 @@ func load(w io.Writer, files []string) (*app.Plan, error) {
 		return nil, usageError{errors.New("no config: say which with -c")}
 	}
 	plan, err := app.Load(files, components())
-	var problems app.Problems
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[app.Problems](err); ok {
 		for _, p := range problems {
 			fmt.Fprintln(w, p)
 		}
@@ -167,7 +166,7 @@ func newLogger(w *os.File, level, format string) (*slog.Logger, error) {
 	}
 	opts := &slog.HandlerOptions{Level: l}
 	switch {
-	case format == "text", format == "auto" && term.IsTerminal(int(w.Fd())): //nolint:gosec // a file descriptor is small.
+	case format == "text", format == "auto" && term.IsTerminal(int(w.Fd())):
 		return slog.New(slog.NewTextHandler(w, opts)), nil
 	case format == "json", format == "auto":
 		return slog.New(slog.NewJSONHandler(w, opts)), nil

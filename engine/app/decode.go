@@ -3,6 +3,7 @@ package app
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -74,7 +75,7 @@ func (d *decoder) decode(n *yaml.Node, v reflect.Value, path string) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	if s, ok := v.Addr().Interface().(section); ok {
+	if s, ok := reflect.TypeAssert[section](v.Addr()); ok {
 		s.decodeSection(d, n, path)
 		return
 	}
@@ -201,9 +202,7 @@ func fieldsOf(v reflect.Value) map[string]reflect.Value {
 		name, opts, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
 		switch {
 		case opts == "inline":
-			for n, f := range fieldsOf(v.Field(i)) {
-				out[n] = f
-			}
+			maps.Copy(out, fieldsOf(v.Field(i)))
 		case name != "-" && name != "":
 			out[name] = v.Field(i)
 		}
@@ -269,7 +268,7 @@ func (d *decoder) invalid(n *yaml.Node, path string, err error) {
 
 // find returns the node of a dotted field below n, or the nearest one above it.
 func find(n *yaml.Node, path string) (*yaml.Node, bool) {
-	for _, name := range strings.Split(path, ".") {
+	for name := range strings.SplitSeq(path, ".") {
 		next := (*yaml.Node)(nil)
 		switch n.Kind {
 		case yaml.MappingNode:

@@ -88,8 +88,7 @@ func fileError(err error) string {
 	if errors.Is(err, os.ErrNotExist) {
 		return "there is no such file"
 	}
-	var path *os.PathError
-	if errors.As(err, &path) {
+	if path, ok := errors.AsType[*os.PathError](err); ok {
 		return path.Err.Error()
 	}
 	return err.Error()
@@ -344,7 +343,7 @@ func (c *ControllerConfig) checkSettings(d *decoder) {
 	if err == nil {
 		return
 	}
-	for _, line := range strings.Split(err.Error(), "\n") {
+	for line := range strings.SplitSeq(err.Error(), "\n") {
 		field, message := "name", strings.TrimPrefix(line, fmt.Sprintf("controller %q: ", c.Name))
 		for prefix, f := range map[string]string{
 			"WithBackoff: ": "backoff", "WithConcurrency: ": "concurrency", "WithTimeout: ": "timeout",

@@ -190,7 +190,7 @@ func native(v ref.Val) (any, error) {
 		if uint64(v) > math.MaxInt64 {
 			return nil, fmt.Errorf("%d is too large for JSON", uint64(v))
 		}
-		return int64(v), nil
+		return int64(v), nil //nolint:gosec // looked at above.
 	case types.Double:
 		if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
 			return nil, fmt.Errorf("%g is not a number of JSON", f)

@@ -44,7 +44,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, name := range c.engine.Controllers() {
 		s := stats[name]
 		for p, n := range s.Ready {
-			gauge(depth, float64(n), name, name, engine.Priority(p).String()) //nolint:gosec // a small index.
+			gauge(depth, float64(n), name, name, engine.Priority(p).String())
 		}
 		sum, max := c.metrics.of(name).age(time.Now())
 		gauge(unfinished, sum.Seconds(), name, name)

@@ -120,7 +120,7 @@ func (m *Metrics) of(name string) *controller {
 		parked: m.parked.WithLabelValues(name), running: make(map[engine.Key]time.Time),
 	}
 	for t := range c.triggers {
-		c.triggers[t] = m.triggers.WithLabelValues(name, engine.Trigger(t).String()) //nolint:gosec // a small index.
+		c.triggers[t] = m.triggers.WithLabelValues(name, engine.Trigger(t).String())
 	}
 	m.controllers[name] = c
 	return c
@@ -144,7 +144,6 @@ func (m *Metrics) runEnded(req engine.Request, o engine.Outcome, took time.Durat
 	c.mu.Unlock()
 	c.worked.Observe(took.Seconds())
 	c.time.Observe(took.Seconds())
-	var p *engine.PanicError
 	switch {
 	case o.Interrupted:
 	case o.Err != nil:
@@ -156,7 +155,7 @@ func (m *Metrics) runEnded(req engine.Request, o engine.Outcome, took time.Durat
 		} else {
 			c.retries.Inc()
 		}
-		if errors.As(o.Err, &p) {
+		if _, ok := errors.AsType[*engine.PanicError](o.Err); ok {
 			c.panics.Inc()
 		}
 		if o.TimedOut {

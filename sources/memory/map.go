@@ -184,7 +184,7 @@ func (m *Map[T]) Run(ctx context.Context, emit engine.Emit) error {
 		m.mu.Unlock()
 		for _, e := range events {
 			if err := deliver(ctx, emit, e); err != nil {
-				return nil //nolint:nilerr // only the end of ctx is an error here.
+				return nil
 			}
 		}
 	}

@@ -1,0 +1,56 @@
+# Versions of the tools. They are built into .cache, apart from go.mod.
+GOLANGCI_VERSION := v2.15.0
+CACHE := $(CURDIR)/.cache
+LINT := $(CACHE)/golangci-lint-$(GOLANGCI_VERSION)
+
+# -race needs a C compiler; without one the tests run all the same, and say so.
+RACE := $(shell command -v $$(go env CC) >/dev/null 2>&1 && echo -race)
+FUZZTIME ?= 1m
+PEERS ?= ../shared/peers
+EVENTS ?= 300000
+ROUNDS ?= 3
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test e2e lint bench fuzz tidy-check check clean
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build bin/engine
+	go build -trimpath -ldflags "-X main.version=$$(git describe --tags --always --dirty 2>/dev/null || echo dev)" -o bin/engine ./cmd/engine
+
+demo: build ## Show what the engine does, in half a minute
+	bin/engine demo
+
+test: ## Run all tests (under 5 minutes)
+	@test -n "$(RACE)" || echo "no C compiler found: testing without -race"
+	go test $(RACE) -timeout 5m ./...
+
+e2e: build ## Run the demo and the example configs as a user would
+	bin/engine demo --for 20s -o json
+	go test $(RACE) -count=1 -timeout 5m ./internal/integration/...
+
+lint: $(LINT) ## Run the linters
+	$(LINT) run ./...
+
+$(LINT):
+	GOBIN=$(CACHE)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv $(CACHE)/bin/golangci-lint $@
+
+bench: build ## Measure the engine and, alternating, its peers (ROUNDS, EVENTS, PEERS)
+	ROUNDS=$(ROUNDS) EVENTS=$(EVENTS) PEERS=$(PEERS) ./internal/bench/compare.sh
+
+fuzz: ## Fuzz what reads foreign input, FUZZTIME (1m) each
+	go test -run '^$$' -fuzz '^FuzzParseKey$$' -fuzztime $(FUZZTIME) ./engine
+	go test -run '^$$' -fuzz '^FuzzDecode$$' -fuzztime $(FUZZTIME) ./engine
+	go test -run '^$$' -fuzz '^FuzzLoad$$' -fuzztime $(FUZZTIME) ./engine/app
+	go test -run '^$$' -fuzz '^FuzzTemplate$$' -fuzztime $(FUZZTIME) ./engine/sync
+
+tidy-check: ## Fail if go.mod or the formatting is not in order
+	go mod tidy -diff
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
+
+check: tidy-check lint build test ## What must pass before a change lands
+
+clean: ## Remove what was built
+	rm -rf bin .cache
