@@ -78,7 +78,7 @@ func foreign(deps []string) []string {
 	var out []string
 	for _, d := range deps {
 		first, _, _ := strings.Cut(d, "/")
-		if strings.Contains(first, ".") && !strings.HasPrefix(d, module) && !strings.HasPrefix(d, "golang.org/x/") {
+		if strings.Contains(first, ".") && !strings.HasPrefix(d, module) {
 			out = append(out, d)
 		}
 	}

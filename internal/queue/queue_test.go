@@ -1,0 +1,409 @@
+package queue
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bundle is a queue whose values are lists of words, in virtual time.
+type bundle struct {
+	*Queue[string, []string]
+	t *testing.T
+}
+
+func bubble(t *testing.T, f func(b bundle)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := bundle{New[string](Config[[]string]{
+			Join:      func(into *[]string, from []string) { *into = append(*into, from...) },
+			Revives:   func(_, added []string) bool { return !slices.Contains(added, "same") },
+			Unchanged: func(_, listed []string) bool { return slices.Contains(listed, "same") },
+		}), t}
+		f(b)
+		b.Close()
+	})
+}
+
+func (b bundle) add(key string, words ...string) Added { return b.Add(key, words, Options{}) }
+
+// next takes a key that must be ready.
+func (b bundle) next() Run[string, []string] {
+	b.t.Helper()
+	require.NotEqual(b.t, [3]int{}, b.Stats().Ready, "nothing is ready")
+	run, ok := b.Next()
+	require.True(b.t, ok)
+	return run
+}
+
+func (b bundle) end(run Run[string, []string], o Outcome[[]string]) {
+	b.Finish(run, o)
+	b.Release(run.Key)
+}
+
+func (b bundle) none() {
+	b.t.Helper()
+	require.Equal(b.t, [3]int{}, b.Stats().Ready)
+}
+
+func (b bundle) wait(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestPendingKeyIsTakenOnceWithItsCausesJoined(t *testing.T) {
+	bubble(t, func(b bundle) {
+		require.Equal(t, Queued, b.add("k", "1"))
+		require.Equal(t, Joined, b.add("k", "2"))
+		require.Equal(t, []string{"1", "2"}, b.next().Value)
+		b.none()
+	})
+}
+
+func TestChangeDuringARunCausesExactlyOneMore(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k", "1")
+		run := b.next()
+		for range 100 {
+			b.add("k", "more")
+		}
+		b.none()
+		b.end(run, Outcome[[]string]{})
+		run = b.next()
+		require.Len(t, run.Value, 100)
+		b.end(run, Outcome[[]string]{})
+		b.none()
+		require.Empty(t, b.Items(), "an idle key is forgotten")
+	})
+}
+
+func TestRetryGrowsAndSuccessResets(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k", "1")
+		for attempt := range 3 {
+			run := b.next()
+			require.Equal(t, attempt, run.Attempt)
+			b.end(run, Outcome[[]string]{Verdict: Retry, After: time.Second, Value: run.Value})
+			b.none()
+			b.wait(time.Second)
+		}
+		run := b.next()
+		require.Equal(t, 3, run.Attempt)
+		b.end(run, Outcome[[]string]{})
+		b.add("k", "2")
+		require.Zero(t, b.next().Attempt)
+	})
+}
+
+func TestEventDuringBackoffRunsAtOnceAndKeepsTheBudget(t *testing.T) {
+	bubble(t, func(b bundle) {
+		fail := Outcome[[]string]{Verdict: Retry, After: 10 * time.Second, Value: []string{"retry"}}
+		b.add("k", "1")
+		b.end(b.next(), fail)
+		b.wait(4 * time.Second)
+		b.add("k", "event")
+		run := b.next()
+		require.Equal(t, 1, run.Attempt)
+		require.True(t, run.RetryPending)
+		require.Equal(t, []string{"event", "retry"}, run.Value, "the retry's causes are dealt with too")
+		b.end(run, fail)
+		b.none()
+		b.wait(6*time.Second - 1)
+		b.none()
+		b.wait(1)
+		run = b.next() // the earlier time was kept
+		require.Equal(t, 1, run.Attempt, "and so was the attempt")
+		require.False(t, run.RetryPending)
+	})
+}
+
+func TestEventRunThatOutlastsTheRetryTakesTheSameStepAgain(t *testing.T) {
+	bubble(t, func(b bundle) {
+		fail := Outcome[[]string]{Verdict: Retry, After: 10 * time.Second, Value: []string{"retry"}}
+		b.add("k", "1")
+		b.end(b.next(), fail)
+		b.add("k", "event")
+		run := b.next()
+		b.wait(11 * time.Second)
+		b.end(run, fail)
+		b.wait(10*time.Second - 1)
+		b.none()
+		b.wait(1)
+		require.Equal(t, 1, b.next().Attempt)
+	})
+}
+
+func TestHardDelayHoldsEverythingButAManualRequest(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k", "1")
+		b.end(b.next(), Outcome[[]string]{Verdict: Retry, After: time.Second, NotBefore: time.Minute})
+		b.add("k", "event")
+		b.wait(30 * time.Second)
+		b.none()
+		b.Add("k", []string{"manual"}, Options{Manual: true})
+		require.Contains(t, b.next().Value, "manual")
+	})
+	bubble(t, func(b bundle) {
+		b.add("k", "1")
+		b.end(b.next(), Outcome[[]string]{Verdict: Retry, After: time.Second, NotBefore: time.Minute})
+		b.add("k", "event")
+		b.wait(time.Minute)
+		require.Contains(t, b.next().Value, "event")
+	})
+}
+
+func TestRunSupersedesARequeue(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k", "1")
+		b.end(b.next(), Outcome[[]string]{Verdict: Requeue, After: time.Minute, Value: []string{"requeue"}})
+		b.add("k", "event")
+		run := b.next()
+		require.Equal(t, []string{"event"}, run.Value)
+		b.end(run, Outcome[[]string]{})
+		b.wait(time.Hour)
+		b.none()
+	})
+}
+
+func TestRequestForLaterOutlivesEarlierRuns(t *testing.T) {
+	bubble(t, func(b bundle) {
+		at := time.Now().Add(time.Minute).UnixNano()
+		require.Equal(t, Delayed, b.Add("k", []string{"later"}, Options{Later: at}))
+		require.Equal(t, Delayed, b.Add("k", []string{"latest"}, Options{Later: at + int64(time.Minute)}))
+		b.add("k", "event")
+		run := b.next()
+		require.Equal(t, []string{"event"}, run.Value)
+		b.end(run, Outcome[[]string]{})
+		b.none()
+		b.wait(time.Minute)
+		require.Equal(t, []string{"later", "latest"}, b.next().Value, "the earlier time holds, for both")
+	})
+}
+
+func TestRequestForLaterThatArrivesDuringItsOwnRunIsKept(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.Add("k", []string{"one"}, Options{Later: time.Now().Add(time.Second).UnixNano()})
+		b.wait(time.Second)
+		run := b.next()
+		b.Add("k", []string{"two"}, Options{Later: time.Now().Add(time.Minute).UnixNano()})
+		b.end(run, Outcome[[]string]{})
+		b.wait(time.Minute)
+		require.Contains(t, b.next().Value, "two")
+	})
+}
+
+func TestClassesShareSixteenFourOne(t *testing.T) {
+	bubble(t, func(b bundle) {
+		for i := range 42 {
+			for c := range Classes {
+				b.Add(string(rune('a'+c))+string(rune('0'+i)), nil, Options{Class: c})
+			}
+		}
+		var taken [Classes]int
+		for range 42 {
+			taken[b.next().Class]++
+		}
+		require.Equal(t, [Classes]int{32, 8, 2}, taken)
+	})
+}
+
+func TestJoinMovesAKeyUpNeverDown(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.Add("k", nil, Options{Class: List})
+		b.Add("k", nil, Options{Class: Live})
+		b.Add("k", nil, Options{Class: List})
+		require.Equal(t, [3]int{1, 0, 0}, b.Stats().Ready)
+		require.Equal(t, Live, b.next().Class)
+	})
+}
+
+func TestFirstInFirstOutWithinAClass(t *testing.T) {
+	bubble(t, func(b bundle) {
+		for _, k := range []string{"a", "b", "c"} {
+			b.add(k)
+		}
+		b.add("a")
+		for _, k := range []string{"a", "b", "c"} {
+			require.Equal(t, k, b.next().Key)
+		}
+	})
+}
+
+func TestParkedKeyStaysUntilThereIsNews(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k", "1")
+		b.end(b.next(), Outcome[[]string]{Verdict: Park, Err: "poison", Value: []string{"1"}})
+		require.Equal(t, Stats{Parked: 1}, b.Stats())
+		require.Equal(t, "poison", b.Items()[0].Err)
+		require.Equal(t, Absorbed, b.add("k", "same"))
+		b.none()
+		require.Equal(t, Queued, b.add("k", "news"))
+		require.Zero(t, b.next().Attempt, "attempts start afresh")
+		require.Zero(t, b.Stats().Parked)
+	})
+}
+
+func TestManualRequestRevivesWhateverItSays(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k")
+		b.end(b.next(), Outcome[[]string]{Verdict: Park})
+		b.Add("k", []string{"same"}, Options{Manual: true})
+		b.next()
+	})
+}
+
+func TestChangeDuringTheRunThatParksIsOwedOneMore(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k")
+		run := b.next()
+		b.add("k", "same")
+		b.end(run, Outcome[[]string]{Verdict: Park})
+		b.next()
+	})
+}
+
+func TestInterruptedRunCountsForNothing(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k", "1")
+		b.end(b.next(), Outcome[[]string]{Verdict: Retry, After: time.Second, Value: []string{"1"}})
+		b.wait(time.Second)
+		run := b.next()
+		require.Equal(t, 1, run.Attempt)
+		b.end(run, Outcome[[]string]{Verdict: Interrupt, Value: run.Value})
+		require.Equal(t, 1, b.next().Attempt)
+	})
+}
+
+func TestNothingStartsAfterClose(t *testing.T) {
+	bubble(t, func(b bundle) {
+		for _, k := range []string{"a", "b", "c"} {
+			b.add(k)
+		}
+		run := b.next()
+		b.Close()
+		_, ok := b.Next()
+		require.False(t, ok, "what is ready is not handed out any more")
+		b.end(run, Outcome[[]string]{})
+	})
+}
+
+func TestRestoredKeysAreNotDisturbedByAList(t *testing.T) {
+	bubble(t, func(b bundle) {
+		due := time.Now().Add(time.Minute).UnixNano()
+		b.Restore(State[string, []string]{Key: "delayed", Attempt: 3, Due: due, Retry: true, Value: []string{"old"}})
+		b.Restore(State[string, []string]{Key: "parked", Attempt: 5, Parked: true, Err: "x"})
+		for _, k := range []string{"delayed", "parked"} {
+			require.Equal(t, Absorbed, b.Add(k, []string{"same"}, Options{Class: List}), k)
+		}
+		b.none()
+		b.wait(time.Minute)
+		run := b.next()
+		require.Equal(t, 3, run.Attempt)
+		require.Equal(t, []string{"old"}, run.Value)
+
+		b.Restore(State[string, []string]{Key: "changed", Attempt: 1, Due: due + int64(time.Hour), Retry: true})
+		b.Add("changed", []string{"new revision"}, Options{Class: List})
+		require.Equal(t, "changed", b.next().Key, "what changed meanwhile is caught up")
+	})
+}
+
+func TestRestoreAfterTheListJudgesWhatWaits(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.Add("k", []string{"same"}, Options{Class: List})
+		b.Restore(State[string, []string]{Key: "k", Attempt: 5, Parked: true})
+		b.none()
+		require.Equal(t, 1, b.Stats().Parked)
+	})
+}
+
+func TestOverdueStateIsReadyAtOnce(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.Restore(State[string, []string]{Key: "k", Attempt: 2, Due: time.Now().Add(-time.Hour).UnixNano(), Retry: true})
+		require.Equal(t, 2, b.next().Attempt)
+	})
+}
+
+func TestStateDuringARunSaysWhatACrashWouldNeed(t *testing.T) {
+	bubble(t, func(b bundle) {
+		b.add("k")
+		b.end(b.next(), Outcome[[]string]{Verdict: Retry, After: time.Second, Value: []string{"retry"}})
+		b.wait(time.Second)
+		b.next()
+		s, running := b.State("k")
+		require.True(t, running)
+		require.Equal(t, 1, s.Attempt)
+		require.NotZero(t, s.Due)
+		require.Equal(t, []string{"retry"}, s.Value)
+	})
+}
+
+// TestNeverTwiceAtOnce runs many workers against many producers in real time, for the race detector.
+func TestNeverTwiceAtOnce(t *testing.T) {
+	q := New[int](Config[int]{Join: func(into *int, from int) { *into += from }})
+	const keys, perKey = 50, 200
+	var busy [keys]atomic.Bool
+	var seen [keys]atomic.Int64
+	var workers, producers sync.WaitGroup
+	for range 8 {
+		workers.Go(func() {
+			for {
+				run, ok := q.Next()
+				if !ok {
+					return
+				}
+				if busy[run.Key].Swap(true) {
+					t.Errorf("key %d runs twice at once", run.Key)
+				}
+				seen[run.Key].Add(int64(run.Value))
+				busy[run.Key].Store(false)
+				q.Finish(run, Outcome[int]{})
+				q.Release(run.Key)
+			}
+		})
+	}
+	for range 4 {
+		producers.Go(func() {
+			for i := range keys * perKey / 4 {
+				q.Add(i%keys, 1, Options{Class: Class(i % 3)}) //nolint:gosec // three classes.
+			}
+		})
+	}
+	producers.Wait()
+	require.Eventually(t, func() bool { return len(q.Items()) == 0 }, 10*time.Second, time.Millisecond)
+	q.Close()
+	workers.Wait()
+	total := int64(0)
+	for k := range keys {
+		total += seen[k].Load()
+	}
+	require.EqualValues(t, keys*perKey, total, "no cause is lost")
+}
+
+func BenchmarkAddNext(b *testing.B) {
+	q := New[int](Config[int]{Join: func(into *int, from int) { *into += from }})
+	b.ReportAllocs()
+	for i := range b.N {
+		q.Add(i, 1, Options{})
+		run, _ := q.Next()
+		q.Finish(run, Outcome[int]{})
+		q.Release(run.Key)
+	}
+}
+
+func BenchmarkAddLater(b *testing.B) {
+	q := New[int](Config[int]{Join: func(into *int, from int) { *into += from }})
+	defer q.Close()
+	at := time.Now().Add(time.Hour).UnixNano()
+	b.ReportAllocs()
+	for i := range b.N {
+		q.Add(i, 1, Options{Later: at + int64(i%1000)*int64(time.Millisecond)})
+	}
+}
