@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 )
 
 // Verb is what an effect does.
@@ -194,7 +195,15 @@ func (a *application) applyRecorded(ctx context.Context, have Object, exists boo
 	}
 	record.Revision = revision
 	record.Intent, record.Digest = "", ""
-	return own.put(ctx, want.Key, record)
+	if err := own.put(ctx, want.Key, record); err != nil {
+		return err
+	}
+	if !own.settle(want.Key) {
+		return a.rt.c.add(ctx, Request{Controller: a.me.Controller, Key: a.me.Key, Priority: Low, Causes: CausesOf(Cause{
+			Trigger: Dependency, Operation: Put, Key: want.Key, Time: time.Now(), Traceparent: a.rt.traceparent,
+		})})
+	}
+	return nil
 }
 
 // confirm ends an intent whose target turned out to be there.

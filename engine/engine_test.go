@@ -307,18 +307,18 @@ func TestEnqueueFromOutside(t *testing.T) {
 		}
 		b.start()
 		key := b.things.Key("a")
-		require.NoError(t, b.engine.Enqueue(t.Context(), "test", key, 0))
+		require.NoError(t, b.engine.Enqueue(b.t.Context(), "test", key, 0))
 		synctest.Wait()
 		require.Equal(t, engine.Manual, b.rec.last().Trigger())
-		require.NoError(t, b.engine.Enqueue(t.Context(), "test", key, 0))
+		require.NoError(t, b.engine.Enqueue(b.t.Context(), "test", key, 0))
 		synctest.Wait()
 		require.Equal(t, 2, b.rec.count(), "a parked key comes back")
-		require.NoError(t, b.engine.Enqueue(t.Context(), "test", key, time.Minute))
+		require.NoError(t, b.engine.Enqueue(b.t.Context(), "test", key, time.Minute))
 		b.wait(time.Minute - 1)
 		require.Equal(t, 2, b.rec.count())
 		b.wait(1)
 		require.Equal(t, 3, b.rec.count())
-		err := b.engine.Enqueue(t.Context(), "test", engine.Key{Kind: engine.KindOf("x"), Name: "y"}, 0)
+		err := b.engine.Enqueue(b.t.Context(), "test", engine.Key{Kind: engine.KindOf("x"), Name: "y"}, 0)
 		require.ErrorIs(t, err, engine.ErrInvalid)
 	})
 }
@@ -380,7 +380,7 @@ func TestReconcileThatOutlastsTheDrainIsInterruptedNotFailed(t *testing.T) {
 func TestRunCanBeCalledOnce(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		b.start()
-		require.ErrorIs(t, b.engine.Run(t.Context()), engine.ErrAlreadyRan)
+		require.ErrorIs(t, b.engine.Run(b.t.Context()), engine.ErrAlreadyRan)
 	})
 }
 

@@ -102,6 +102,9 @@ func (b *bundle) start(cs ...engine.Controller) {
 		cs = []engine.Controller{b.controller()}
 	}
 	b.config.Controllers = cs
+	if b.config.Bus == nil {
+		b.config.Bus = engine.NewMemoryBus()
+	}
 	if os.Getenv("WINDLASS_TEST_LOG") != "" {
 		b.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}

@@ -32,21 +32,11 @@ type ownerRecord struct {
 	Digest string `json:"digest,omitempty"`
 
 	revision string // of the record itself
-	// mark is what the write that is under way or was the last one carries; deleting says that it is a deletion.
-	// Neither outlives the process: they only keep the echo of that write from causing a reconcile.
+	// mark is what the write that is under way carries, and echo the revision of the event that showed it; deleting
+	// says that the write is a deletion. They do not outlive the write, and only keep its echo from causing a reconcile.
 	mark     string
+	echo     string
 	deleting bool
-}
-
-// wrote says that e is the echo of the engine's own last write, which concerns nobody.
-func (r ownerRecord) wrote(e Event) bool {
-	if e.Operation != Put && e.Operation != Resync {
-		return r.deleting
-	}
-	if e.New != nil && r.mark != "" && e.New.Annotations[IntentAnnotation] == r.mark {
-		return true
-	}
-	return r.Intent == "" && r.Revision == e.Revision
 }
 
 // ownership is the table of records: the store's content, indexed both ways and written through.
@@ -99,14 +89,42 @@ func (o *ownership) get(target Key) (ownerRecord, bool) {
 	return r, ok
 }
 
+// wrote says that e is the echo of the engine's own last write, which concerns nobody.
+func (o *ownership) wrote(e Event) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.targets[e.Key]
+	if e.Operation != Put && e.Operation != Resync {
+		return r.deleting
+	}
+	if e.New != nil && r.mark != "" && e.New.Annotations[IntentAnnotation] == r.mark {
+		// It looks like ours. But somebody may have changed what we wrote and left the mark on it, so settle compares.
+		r.mark, r.echo = "", e.Revision
+		o.targets[e.Key] = r
+		return true
+	}
+	return r.Intent == "" && r.Revision == e.Revision
+}
+
 // announce notes the write that is about to be made, before its echo can arrive.
 func (o *ownership) announce(target Key, mark string, deleting bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if r, ok := o.targets[target]; ok {
-		r.mark, r.deleting = mark, deleting
+		r.mark, r.echo, r.deleting = mark, "", deleting
 		o.targets[target] = r
 	}
+}
+
+// settle ends what announce began. It returns false if what was taken for the echo of the write was something else.
+func (o *ownership) settle(target Key) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.targets[target]
+	ours := r.echo == "" || r.echo == r.Revision
+	r.mark, r.echo = "", ""
+	o.targets[target] = r
+	return ours
 }
 
 // put writes a record. It returns ErrResourceExists if somebody else has recorded the target meanwhile.
@@ -124,7 +142,7 @@ func (o *ownership) put(ctx context.Context, target Key, r ownerRecord) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	r.mark, r.deleting = o.targets[target].mark, false
+	r.mark, r.echo, r.deleting = o.targets[target].mark, o.targets[target].echo, false
 	o.keepLocked(target, r)
 	return nil
 }

@@ -143,7 +143,7 @@ func causeOf(e Event, t Trigger) Cause {
 // ownersOf returns the keys that own the object of e: by its marks, or by the engine's records.
 func (c *runner) ownersOf(ctx context.Context, e Event) []Key {
 	if r, ok := c.engine.ownership.get(e.Key); ok {
-		if r.Owner.Controller != c.name || r.wrote(e) {
+		if r.Owner.Controller != c.name || c.engine.ownership.wrote(e) {
 			return nil
 		}
 		return []Key{r.Owner.Key}
