@@ -80,9 +80,11 @@ type Connection struct {
 	js    jetstream.JetStream
 	log   *slog.Logger
 
+	// session is the lifetime of the present TCP session, which nothing else names.
 	mu      sync.Mutex
-	session context.Context //nolint:containedctx // it is the lifetime of one TCP session, which nothing else names.
+	session context.Context
 	ended   context.CancelFunc
+	base    context.Context
 }
 
 // Connect connects, and fails if no server answers or it has no JetStream.
@@ -153,7 +155,8 @@ func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []nat
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	c.log = c.log.With("connection", cfg.Scope)
-	c.session, c.ended = context.WithCancel(context.WithoutCancel(ctx))
+	c.base = context.WithoutCancel(ctx)
+	c.session, c.ended = context.WithCancel(c.base)
 	opts = append(opts,
 		natsgo.Name("windlass"),
 		natsgo.MaxReconnects(-1),
@@ -199,17 +202,18 @@ func (c *Connection) renewSession() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended()
-	c.session, c.ended = context.WithCancel(context.WithoutCancel(c.session))
+	c.session, c.ended = context.WithCancel(c.base)
 }
 
-// during returns a context that also ends with the present session.
+// during returns a context that ends with ctx and with the present session. It has no deadline, whatever ctx has: a
+// fetch must not be shorter than its heartbeat.
 func (c *Connection) during(ctx context.Context) (context.Context, context.CancelFunc) {
 	c.mu.Lock()
 	session := c.session
 	c.mu.Unlock()
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(session, cancel)
-	return ctx, func() { stop(); cancel() }
+	either, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stopCtx, stopSession := context.AfterFunc(ctx, cancel), context.AfterFunc(session, cancel)
+	return either, func() { stopCtx(); stopSession(); cancel() }
 }
 
 // Scope is the name of the connection.
@@ -224,5 +228,7 @@ func (c *Connection) Connected() bool { return c.nc.IsConnected() }
 // Close ends the connection.
 func (c *Connection) Close() {
 	c.nc.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.ended()
 }
