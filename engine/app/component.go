@@ -97,7 +97,9 @@ func (c *Component) decodeSection(d *decoder, n *yaml.Node, path string) {
 
 // plan decodes a component with the factory of its type.
 func plan[T any](d *decoder, what string, c Component, factories map[string]Factory[T]) (planned[T], bool) {
-	d.file = c.file
+	if c.file != "" {
+		d.file = c.file
+	}
 	f, ok := factories[c.Type]
 	if !ok {
 		names := make([]string, 0, len(factories))

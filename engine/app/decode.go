@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,8 +56,12 @@ func (d *decoder) fail(n *yaml.Node, path, format string, args ...any) {
 	if n != nil {
 		line = n.Line
 	}
+	path = index.ReplaceAllString(path, "[$1]")
 	d.problems = append(d.problems, Problem{d.file, line, path, fmt.Sprintf(format, args...)})
 }
+
+// index is an element of a list in a dotted path.
+var index = regexp.MustCompile(`\.(\d+)\b`)
 
 // section is a value that keeps its node: a component whose type decides how it is decoded.
 type section interface {
@@ -215,6 +220,9 @@ func suggest(word string, known []string) string {
 	slices.Sort(known)
 	best, distance := "", len(word)/2+1
 	for _, k := range known {
+		if strings.HasPrefix(k, word) && len(word) > 2 {
+			return fmt.Sprintf("; did you mean %q?", k)
+		}
 		if d := levenshtein(word, k); d <= distance && (best == "" || d < distance) {
 			best, distance = k, d
 		}
