@@ -41,10 +41,10 @@ bench: build ## Measure the engine and, alternating, its peers (ROUNDS, EVENTS, 
 	ROUNDS=$(ROUNDS) EVENTS=$(EVENTS) PEERS=$(PEERS) ./internal/bench/compare.sh
 
 fuzz: ## Fuzz what reads foreign input, FUZZTIME (1m) each
-	go test -run '^$$' -fuzz '^FuzzParseKey$$' -fuzztime $(FUZZTIME) ./engine
-	go test -run '^$$' -fuzz '^FuzzDecode$$' -fuzztime $(FUZZTIME) ./engine
-	go test -run '^$$' -fuzz '^FuzzLoad$$' -fuzztime $(FUZZTIME) ./engine/app
-	go test -run '^$$' -fuzz '^FuzzTemplate$$' -fuzztime $(FUZZTIME) ./engine/sync
+	go test -run '^$$' -fuzz '^FuzzParseKey$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine
+	go test -run '^$$' -fuzz '^FuzzDecode$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine
+	go test -run '^$$' -fuzz '^FuzzLoad$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine/app
+	go test -run '^$$' -fuzz '^FuzzTemplate$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine/sync
 
 tidy-check: ## Fail if go.mod or the formatting is not in order
 	go mod tidy -diff

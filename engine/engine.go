@@ -253,6 +253,7 @@ func (c *runner) run(intake, work context.Context) error {
 			return nil
 		}
 	}
+	c.log.InfoContext(intake, "controller started", "for", c.primary.Name(), "concurrency", c.concurrency)
 	var group sync.WaitGroup
 	var mappingErr error
 	if c.mapping != nil {

@@ -115,7 +115,8 @@ func (f runFlags) run(ctx context.Context) error {
 		}()
 	}
 	log.Info("starting", "version", version, "controllers", len(cfg.Controllers))
-	if err := plan.Run(ctx, options(cfg, log, provider)); err != nil {
+	err = plan.Run(ctx, options(cfg, log, provider))
+	if err != nil && (ctx.Err() == nil || !errors.Is(err, context.Canceled)) {
 		return err
 	}
 	log.Info("stopped")

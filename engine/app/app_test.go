@@ -353,6 +353,7 @@ func TestTakenAddressNamesTheSetting(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	f.Add(good)
 	f.Add(head + "sources: [{name: &a x, map: *a}]")
+	f.Add(head + "connections: &a {x: *a}\nsources: &b [*b]\nbus: &c {memory: *c}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := load(text)
 		require.Equal(t, err == nil, p != nil)

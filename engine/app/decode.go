@@ -196,7 +196,11 @@ func (d *decoder) fields(n *yaml.Node, path string, f func(key, value *yaml.Node
 			continue
 		}
 		seen[key.Value] = key.Line
-		f(key, n.Content[i+1])
+		value := n.Content[i+1]
+		if value.Kind == yaml.AliasNode {
+			value = value.Alias
+		}
+		f(key, value)
 	}
 }
 
@@ -220,10 +224,10 @@ func suggest(word string, known []string) string {
 	slices.Sort(known)
 	best, distance := "", len(word)/2+1
 	for _, k := range known {
-		if strings.HasPrefix(k, word) && len(word) > 2 {
+		if common(word, k) >= max(3, len(word)-1) {
 			return fmt.Sprintf("; did you mean %q?", k)
 		}
-		if d := levenshtein(word, k); d <= distance && (best == "" || d < distance) {
+		if d := levenshtein(word, k); d < distance {
 			best, distance = k, d
 		}
 	}
@@ -235,6 +239,15 @@ func suggest(word string, known []string) string {
 	default:
 		return "; known: " + strings.Join(known, ", ")
 	}
+}
+
+// common is how many bytes a and b begin with in common.
+func common(a, b string) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
 }
 
 func levenshtein(a, b string) int {

@@ -33,7 +33,9 @@ func (m *model) ready(now int64) bool {
 		m.later != 0 && max(m.later, m.notBefore) <= now
 }
 
-func (m *model) unpark() { *m = model{waiting: m.waiting, running: m.running, causes: m.causes, later: m.later} }
+func (m *model) unpark() {
+	*m = model{waiting: m.waiting, running: m.running, causes: m.causes, later: m.later}
+}
 
 func (m *model) add(manual bool) {
 	if m.parked {

@@ -1,0 +1,119 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/windlass-dev/windlass/adapters/nats"
+)
+
+// example writes the example config into a directory of its own, on free ports.
+func example(t *testing.T) (dir string, port int) {
+	t.Helper()
+	text, err := os.ReadFile("../../examples/nats-sync/engine.yaml")
+	require.NoError(t, err)
+	dir, port = t.TempDir(), freePort(t)
+	changed := strings.Replace(string(text), "127.0.0.1:4222", fmt.Sprintf("127.0.0.1:%d", port), 1)
+	require.NotEqual(t, string(text), changed)
+	changed += "server: { health: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\" }\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "engine.yaml"), []byte(changed), 0o600))
+	return dir, port
+}
+
+func TestExampleKeepsBucketsInStep(t *testing.T) {
+	dir, port := example(t)
+	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	js := client(t, port)
+	orders, shipments := bucket(t, js, "orders"), bucket(t, js, "shipments")
+	is := func(key, want string) {
+		t.Helper()
+		eventually(t, key+" is "+want, func() bool { return get(shipments, key) == want })
+	}
+	begin := time.Now()
+	put(t, orders, "o1", `{"state":"paid","quantity":3,"price":2.5}`)
+	is("o1", `{"order":"o1","total":7.5}`)
+	t.Logf("a put showed after %s", time.Since(begin))
+	put(t, orders, "o1", `{"state":"paid","quantity":2,"price":3}`)
+	is("o1", `{"order":"o1","total":6}`)
+	put(t, orders, "o1", `{"state":"draft","quantity":2,"price":3}`)
+	is("o1", "")
+	put(t, orders, "o1", `{"state":"paid","quantity":1,"price":1}`)
+	is("o1", `{"order":"o1","total":1}`)
+	put(t, shipments, "o1", "changed by hand")
+	is("o1", `{"order":"o1","total":1}`)
+	require.NoError(t, shipments.Purge(t.Context(), "o1"))
+	is("o1", `{"order":"o1","total":1}`)
+	require.NoError(t, orders.Delete(t.Context(), "o1"))
+	is("o1", "")
+	put(t, orders, "o2", `{"state":"paid","quantity":1,"price":1}`)
+	is("o2", `{"order":"o2","total":1}`)
+	require.NoError(t, orders.Purge(t.Context(), "o2"))
+	is("o2", "")
+
+	put(t, shipments, "theirs", "hands off")
+	put(t, orders, "theirs", `{"state":"paid","quantity":1,"price":1}`)
+	p.says("resource exists and is not managed by this controller")
+	put(t, orders, "bad", `{`)
+	p.says("the value of nats/kv:orders/bad is not JSON")
+	put(t, orders, "fieldless", `{"state":"paid"}`)
+	p.says("if the field may be missing, test it with has()")
+	put(t, orders, "good", `{"state":"paid","quantity":4,"price":1}`)
+	is("good", `{"order":"good","total":4}`)
+	require.Equal(t, "hands off", get(shipments, "theirs"))
+
+	// What changes while the engine is down is caught up.
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.wait(), "a drained engine exits 0")
+	require.Contains(t, p.output(), `"msg":"stopped"`)
+}
+
+func TestWhatChangedWhileDownIsCaughtUp(t *testing.T) {
+	dir, port := example(t)
+	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	js := client(t, port)
+	orders, shipments := bucket(t, js, "orders"), bucket(t, js, "shipments")
+	put(t, orders, "deleted", `{"state":"paid","quantity":1,"price":1}`)
+	put(t, orders, "changed", `{"state":"paid","quantity":1,"price":1}`)
+	eventually(t, "both", func() bool { return get(shipments, "deleted") != "" && get(shipments, "changed") != "" })
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.wait())
+
+	// A server on the same files, without an engine.
+	server, err := nats.StartServer(nats.ServerConfig{DataDir: filepath.Join(dir, "data"), Listen: fmt.Sprintf("127.0.0.1:%d", port)})
+	require.NoError(t, err)
+	orders = bucket(t, client(t, port), "orders")
+	put(t, orders, "changed", `{"state":"paid","quantity":5,"price":1}`)
+	require.NoError(t, orders.Delete(t.Context(), "deleted"))
+	server.Shutdown()
+
+	start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	js = client(t, port)
+	shipments = bucket(t, js, "shipments")
+	eventually(t, "a change", func() bool { return get(shipments, "changed") == `{"order":"changed","total":5}` })
+	eventually(t, "a deletion", func() bool { return get(shipments, "deleted") == "" })
+}
+
+func TestDataDirectoryInUse(t *testing.T) {
+	dir, port := example(t)
+	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	client(t, port)
+	second := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	require.Equal(t, 1, second.wait())
+	require.Contains(t, second.output(), fmt.Sprintf("the data directory is in use by another engine: ./data is held by process %d", p.cmd.Process.Pid))
+}
+
+func TestSecondSignalLeavesAtOnce(t *testing.T) {
+	dir, port := example(t)
+	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	client(t, port)
+	p.signal(syscall.SIGTERM)
+	p.signal(syscall.SIGTERM)
+	require.Contains(t, []int{0, 1}, p.wait())
+}
