@@ -21,8 +21,8 @@
 // # Who owns what
 //
 // A message is in hand from its fetch to its ack. While it is, a second delivery of it is ignored, and the broker is
-// told now and then that it is still wanted. Records of one key are written one at a time: a striped lock is held from
-// the decision to the ack.
+// told now and then that it is still wanted. The record of a key is written only while the queue holds the key locked, so
+// records of one key are written one at a time and in the order of what they say.
 //
 // # One replica
 //

@@ -3,7 +3,6 @@ package owner
 import (
 	"context"
 	"errors"
-	"hash/maphash"
 	"sync"
 	"time"
 
@@ -53,9 +52,6 @@ type Owner[K comparable, V any] struct {
 
 	mu     sync.Mutex
 	inHand map[uint64]*Message[K, V]
-
-	seed    maphash.Seed
-	stripes [64]sync.Mutex
 }
 
 // held is a value with the messages that asked for it.
@@ -66,7 +62,7 @@ type held[K comparable, V any] struct {
 
 // New returns an owner that has nothing in hand.
 func New[K comparable, V any](broker Broker[K, V], cfg Config[V]) *Owner[K, V] {
-	o := &Owner[K, V]{cfg: cfg, broker: broker, inHand: make(map[uint64]*Message[K, V]), seed: maphash.MakeSeed()}
+	o := &Owner[K, V]{cfg: cfg, broker: broker, inHand: make(map[uint64]*Message[K, V])}
 	qc := queue.Config[held[K, V]]{
 		Join: func(into *held[K, V], from held[K, V]) {
 			cfg.Queue.Join(&into.value, from.value)
@@ -155,19 +151,17 @@ func (o *Owner[K, V]) take(ctx context.Context, m Message[K, V]) {
 
 // takeLater makes a request for a later time part of its key's record.
 func (o *Owner[K, V]) takeLater(ctx context.Context, m *Message[K, V]) {
-	lock := o.stripe(m.Key)
-	lock.Lock()
-	defer lock.Unlock()
 	if o.queue.Add(m.Key, held[K, V]{m.Value, []*Message[K, V]{m}}, m.Options) != queue.Delayed {
 		return // its time has come: it is a request like any other now
 	}
-	if s, running := o.queue.State(m.Key); !running {
+	if s, ok := o.queue.Hold(m.Key); ok {
 		o.store(ctx, s)
+		o.queue.Release(m.Key)
 	}
 }
 
 func (o *Owner[K, V]) work(ctx context.Context, process func(context.Context, queue.Run[K, V]) queue.Outcome[V]) {
-	for {
+	for ctx.Err() == nil {
 		run, ok := o.queue.Next()
 		if !ok {
 			return
@@ -182,9 +176,6 @@ func (o *Owner[K, V]) work(ctx context.Context, process func(context.Context, qu
 
 // finish stores what follows from a run, acks what caused it and unlocks the key, in this order.
 func (o *Owner[K, V]) finish(ctx context.Context, run queue.Run[K, held[K, V]], out queue.Outcome[V]) {
-	lock := o.stripe(run.Key)
-	lock.Lock()
-	defer lock.Unlock()
 	defer o.queue.Release(run.Key)
 	s := o.queue.Finish(run, queue.Outcome[held[K, V]]{
 		Verdict: out.Verdict, After: out.After, NotBefore: out.NotBefore, Err: out.Err, Value: held[K, V]{value: out.Value},
@@ -265,10 +256,6 @@ func (o *Owner[K, V]) Items() []queue.Item[K, V] {
 
 // Stats counts keys.
 func (o *Owner[K, V]) Stats() queue.Stats { return o.queue.Stats() }
-
-func (o *Owner[K, V]) stripe(key K) *sync.Mutex {
-	return &o.stripes[maphash.Comparable(o.seed, key)%uint64(len(o.stripes))]
-}
 
 // hold and release change what a state carries.
 func hold[K comparable, V any](s queue.State[K, V]) queue.State[K, held[K, V]] {

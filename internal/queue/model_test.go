@@ -173,8 +173,9 @@ func TestModel(t *testing.T) {
 					}
 					next := New[string](q.cfg)
 					for _, k := range keys {
-						s, _ := q.State(k)
-						next.Restore(s)
+						if s, ok := q.Hold(k); ok {
+							next.Restore(s)
+						}
 						m := models[k]
 						m.waiting, m.manual, m.causes = false, false, 0 // what only waited is listed again by its source
 					}

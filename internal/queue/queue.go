@@ -312,7 +312,27 @@ func (q *Queue[K, V]) Finish(run Run[K, V], o Outcome[V]) State[K, V] {
 	return it.state()
 }
 
-// Release unlocks a key that Finish has dealt with.
+// Hold locks a key that does not run, so that its state can be written down. It returns false if the key runs, and
+// what is to be written then is what Finish will return, or if there is nothing to know of it.
+func (q *Queue[K, V]) Hold(key K) (State[K, V], bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	it := q.items[key]
+	if it == nil || it.running {
+		return State[K, V]{}, false
+	}
+	if it.ready != nil {
+		it.ready.remove(it)
+	}
+	if it.d != nil && it.d.slot > 0 {
+		q.delayed.remove(it)
+	}
+	it.running = true
+	q.running++
+	return it.state(), true
+}
+
+// Release unlocks a key that Finish or Hold has locked.
 func (q *Queue[K, V]) Release(key K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -337,11 +337,29 @@ func TestStateDuringARunSaysWhatACrashWouldNeed(t *testing.T) {
 		b.end(b.next(), Outcome[[]string]{Verdict: Retry, After: time.Second, Value: []string{"retry"}})
 		b.wait(time.Second)
 		b.next()
-		s, running := b.State("k")
-		require.True(t, running)
+		s := b.Items()[0]
+		require.Equal(t, Running, s.Phase)
 		require.Equal(t, 1, s.Attempt)
 		require.NotZero(t, s.Due)
 		require.Equal(t, []string{"retry"}, s.Value)
+	})
+}
+
+func TestHeldKeyDoesNotRunUntilItIsReleased(t *testing.T) {
+	bubble(t, func(b bundle) {
+		_, ok := b.Hold("k")
+		require.False(t, ok, "there is nothing to know of it")
+		b.Add("k", []string{"later"}, Options{Later: time.Now().Add(time.Second).UnixNano()})
+		s, ok := b.Hold("k")
+		require.True(t, ok)
+		require.Equal(t, []string{"later"}, s.LaterValue)
+		_, ok = b.Hold("k")
+		require.False(t, ok)
+		b.add("k", "event")
+		b.wait(time.Minute)
+		b.none()
+		b.Release("k")
+		require.Equal(t, []string{"event", "later"}, b.next().Value)
 	})
 }
 

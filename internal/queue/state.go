@@ -32,16 +32,6 @@ func (it *item[K, V]) state() State[K, V] {
 	}
 }
 
-// State returns what a restart would have to know of key now, and whether the key runs: then Finish will know better.
-func (q *Queue[K, V]) State(key K) (s State[K, V], running bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if it := q.items[key]; it != nil {
-		return it.state(), it.running
-	}
-	return State[K, V]{Key: key}, false
-}
-
 // Phase is where a key stands.
 type Phase uint8
 

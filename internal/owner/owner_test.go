@@ -1,0 +1,291 @@
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/windlass-dev/windlass/internal/queue"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// disk is a broker that outlives its owners, and fails, repeats and delays as a seed says. A key's pending message is
+// there once, as in a stream with one message per subject.
+type disk struct {
+	mu       sync.Mutex
+	rng      *rand.Rand
+	seq      uint64
+	messages map[string]Message[string, int] // by subject
+	states   map[string]queue.State[string, int]
+	changed  chan struct{}
+	flaky    bool
+	saves    int
+}
+
+func newDisk(seed uint64) *disk {
+	return &disk{
+		rng: rand.New(rand.NewPCG(seed, 0)), messages: map[string]Message[string, int]{}, states: map[string]queue.State[string, int]{},
+		changed: make(chan struct{}),
+	}
+}
+
+var errAway = errors.New("the broker is away")
+
+func (d *disk) fails() bool { return d.flaky && d.rng.IntN(4) == 0 }
+
+func (d *disk) publish(key string, value int, opts queue.Options) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.seq++
+	id, subject := d.seq, key
+	if opts.Later != 0 {
+		subject = fmt.Sprint(key, ".", id)
+	}
+	d.messages[subject] = Message[string, int]{ID: id, Key: key, Value: value, Options: opts, Extend: func() {}, Ack: func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.messages[subject].ID == id && !d.fails() { // a lost ack leads to another delivery
+			delete(d.messages, subject)
+		}
+	}}
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+func (d *disk) Load(context.Context, int) ([]queue.State[string, int], error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Values(d.states)), nil
+}
+
+func (d *disk) Fetch(ctx context.Context, _ int, class queue.Class, take func(Message[string, int])) error {
+	if class != queue.Live {
+		<-ctx.Done()
+		return nil
+	}
+	d.mu.Lock()
+	if d.fails() {
+		d.mu.Unlock()
+		return errAway
+	}
+	messages, changed := slices.Collect(maps.Values(d.messages)), d.changed
+	d.mu.Unlock()
+	for _, m := range messages {
+		take(m) // the same one again and again
+	}
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-time.After(time.Second):
+	}
+	return nil
+}
+
+func (d *disk) Save(_ context.Context, s queue.State[string, int]) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fails() {
+		return errAway
+	}
+	d.saves++
+	if s.Empty() {
+		delete(d.states, s.Key)
+	} else {
+		d.states[s.Key] = s
+	}
+	return nil
+}
+
+func (d *disk) left() (messages, states int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.messages), len(d.states)
+}
+
+type process = func(context.Context, queue.Run[string, int]) queue.Outcome[int]
+
+// life runs an owner on the disk until the returned function is called, which drains it; crash ends it without.
+func life(t *testing.T, d *disk, workers int, p process) (drain, crash func()) {
+	t.Helper()
+	o := New(d, Config[int]{
+		Queue: queue.Config[int]{Join: func(into *int, from int) { *into = max(*into, from) }}, Partitions: 1, Workers: workers,
+		ExtendEvery: time.Minute, Failed: func(error) {},
+	})
+	require.NoError(t, o.Load(t.Context()))
+	intake, stop := context.WithCancel(t.Context())
+	work, kill := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { o.Run(intake, work, p) })
+	return func() { stop(); group.Wait(); kill() }, func() { kill(); stop(); group.Wait() }
+}
+
+func TestMessageIsAckedAfterItsRunAndNotBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk(0)
+		d.publish("k", 1, queue.Options{})
+		during := 0
+		drain, _ := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+			during, _ = d.left()
+			return queue.Outcome[int]{}
+		})
+		time.Sleep(10 * time.Second)
+		drain()
+		require.Equal(t, 1, during)
+		messages, states := d.left()
+		require.Zero(t, messages)
+		require.Zero(t, states)
+	})
+}
+
+func TestDelayIsStoredBeforeTheAck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk(0)
+		d.publish("k", 1, queue.Options{})
+		drain, _ := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+			return queue.Outcome[int]{Verdict: queue.Retry, After: time.Hour, Value: 7}
+		})
+		time.Sleep(time.Minute)
+		drain()
+		messages, _ := d.left()
+		require.Zero(t, messages, "a key in backoff holds no message")
+		require.Equal(t, 1, d.states["k"].Attempt)
+		require.Equal(t, 7, d.states["k"].Value)
+	})
+}
+
+func TestSecondDeliveryOfWhatIsInHandIsIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk(0)
+		d.publish("k", 1, queue.Options{})
+		runs := 0
+		drain, _ := life(t, d, 4, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+			runs++
+			time.Sleep(time.Minute) // sixty deliveries
+			return queue.Outcome[int]{}
+		})
+		time.Sleep(5 * time.Minute)
+		drain()
+		require.Equal(t, 1, runs)
+	})
+}
+
+func TestCrashDuringARunRepeatsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk(0)
+		d.states["k"] = queue.State[string, int]{Key: "k", Attempt: 3, Due: time.Now().UnixNano(), Retry: true, Value: 5}
+		_, crash := life(t, d, 1, func(ctx context.Context, run queue.Run[string, int]) queue.Outcome[int] {
+			<-ctx.Done()
+			return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
+		})
+		time.Sleep(time.Minute)
+		crash()
+		var got queue.Run[string, int]
+		drain, _ := life(t, d, 1, func(_ context.Context, run queue.Run[string, int]) queue.Outcome[int] {
+			got = run
+			return queue.Outcome[int]{}
+		})
+		time.Sleep(time.Minute)
+		drain()
+		require.Equal(t, 3, got.Attempt)
+		require.Equal(t, 5, got.Value)
+		_, states := d.left()
+		require.Zero(t, states)
+	})
+}
+
+func TestRequestForLaterBecomesPartOfTheRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk(0)
+		at := time.Now().Add(time.Hour)
+		d.publish("k", 1, queue.Options{Later: at.UnixNano()})
+		drain, _ := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] { return queue.Outcome[int]{} })
+		time.Sleep(time.Minute)
+		drain()
+		messages, _ := d.left()
+		require.Zero(t, messages)
+		require.Equal(t, at.UnixNano(), d.states["k"].Later)
+		var ran time.Time
+		drain, _ = life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+			ran = time.Now()
+			return queue.Outcome[int]{}
+		})
+		time.Sleep(2 * time.Hour)
+		drain()
+		require.Equal(t, at, ran.Add(0))
+	})
+}
+
+// TestNothingIsLost publishes versions of keys while owners crash, brokers fail and acks are lost, and demands that
+// the newest version of every key was seen at the end, and that no key ever ran twice at once.
+func TestNothingIsLost(t *testing.T) {
+	for seed := range uint64(300) {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDisk(seed)
+			d.flaky = true
+			fates, rng := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
+			published, seen, running := map[string]int{}, map[string]int{}, map[string]bool{}
+			var mu sync.Mutex
+			handle := func(ctx context.Context, run queue.Run[string, int]) queue.Outcome[int] {
+				mu.Lock()
+				if running[run.Key] {
+					t.Errorf("seed %d: %s runs twice at once", seed, run.Key)
+				}
+				running[run.Key] = true
+				took, fate := time.Duration(fates.IntN(2000))*time.Millisecond, fates.IntN(4)
+				mu.Unlock()
+				defer func() { mu.Lock(); defer mu.Unlock(); running[run.Key] = false }()
+				select {
+				case <-time.After(took):
+				case <-ctx.Done():
+					return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
+				}
+				if fate == 0 {
+					return queue.Outcome[int]{Verdict: queue.Retry, After: time.Second, Value: run.Value}
+				}
+				mu.Lock()
+				seen[run.Key] = max(seen[run.Key], run.Value)
+				mu.Unlock()
+				if fate == 1 {
+					return queue.Outcome[int]{Verdict: queue.Requeue, After: 2 * time.Second, Value: run.Value}
+				}
+				return queue.Outcome[int]{}
+			}
+			for range 3 {
+				drain, crash := life(t, d, 2, handle)
+				for range 10 {
+					key := string(rune('a' + rng.IntN(4)))
+					opts := queue.Options{}
+					if rng.IntN(5) == 0 {
+						opts.Later = time.Now().Add(3 * time.Second).UnixNano()
+					}
+					published[key]++
+					d.publish(key, published[key], opts)
+					time.Sleep(time.Duration(rng.IntN(1000)) * time.Millisecond)
+				}
+				if rng.IntN(2) == 0 {
+					crash()
+				} else {
+					drain()
+				}
+			}
+			d.mu.Lock()
+			d.flaky = false
+			d.mu.Unlock()
+			drain, _ := life(t, d, 2, handle)
+			time.Sleep(time.Minute)
+			drain()
+			require.Equal(t, published, seen, "seed %d", seed)
+		})
+	}
+}
