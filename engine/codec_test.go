@@ -174,12 +174,10 @@ func FuzzDecode(f *testing.F) {
 	f.Add("state/1", "k:n", "list", "", "3", []byte(`{"causes":{"causes":[{"key":"k:n"}],"count":9},"parked":true}`))
 	f.Fuzz(func(t *testing.T, typ, key, word, at, n string, payload []byte) {
 		m := message.NewMessage("", payload)
-		for field, value := range map[string]string{
+		maps.Copy(m.Metadata, map[string]string{
 			"windlass-type": typ, "windlass-key": key, "windlass-priority": word, "windlass-operation": word,
 			"windlass-due": at, "windlass-time": at, "windlass-attempt": n,
-		} {
-			m.Metadata[field] = value
-		}
+		})
 		if r, err := engine.DecodeRequest(m); err == nil {
 			_, err = engine.EncodeRequest(r)
 			require.NoError(t, err)

@@ -48,8 +48,12 @@ func TestOwnerBeforeAndAfterAreBothMapped(t *testing.T) {
 		old, new *engine.Meta
 		want     []engine.Key
 	}{
-		{a, b, []engine.Key{b.Owner, a.Owner}}, {a, a, []engine.Key{a.Owner}}, {nil, a, []engine.Key{a.Owner}}, {a, nil, []engine.Key{a.Owner}},
-		{nil, &engine.Meta{}, nil}, {nil, nil, nil},
+		{a, b, []engine.Key{b.Owner, a.Owner}},
+		{a, a, []engine.Key{a.Owner}},
+		{nil, a, []engine.Key{a.Owner}},
+		{a, nil, []engine.Key{a.Owner}},
+		{nil, &engine.Meta{}, nil},
+		{nil, nil, nil},
 	} {
 		got, err := engine.MapOwner(t.Context(), engine.Event{Old: c.old, New: c.new})
 		require.NoError(t, err)

@@ -390,7 +390,7 @@ func TestNeverTwiceAtOnce(t *testing.T) {
 	for range 4 {
 		producers.Go(func() {
 			for i := range keys * perKey / 4 {
-				q.Add(i%keys, 1, Options{Class: Class(i % 3)}) //nolint:gosec // three classes.
+				q.Add(i%keys, 1, Options{Class: Class(i % 3)})
 			}
 		})
 	}
