@@ -6,7 +6,7 @@ LINT := $(CACHE)/golangci-lint-$(GOLANGCI_VERSION)
 # -race needs a C compiler; without one the tests run all the same, and say so.
 RACE := $(shell command -v $$(go env CC) >/dev/null 2>&1 && echo -race)
 FUZZTIME ?= 1m
-PEERS ?= ../shared/peers
+PEERS ?=
 EVENTS ?= 300000
 ROUNDS ?= 3
 

@@ -2,11 +2,9 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"runtime/debug"
 	"slices"
-	"time"
 )
 
 // chain wraps h so that the first middleware is the outermost.
@@ -34,22 +32,6 @@ func logged(next Handler) Handler {
 			rt.Log().WarnContext(ctx, "reconcile failed", "err", err, "retry_in", res.retry)
 		}
 		return res, err
-	}
-}
-
-// deadline cancels a reconcile that takes longer than d, with ErrDeadline as the cause.
-func deadline(d time.Duration) Middleware {
-	return func(next Handler) Handler {
-		if d <= 0 {
-			return next
-		}
-		return func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
-			ctx, cancel := context.WithTimeoutCause(ctx, d, ErrDeadline)
-			defer cancel()
-			res, err := next(ctx, rt, req)
-			rt.timedOut = errors.Is(context.Cause(ctx), ErrDeadline)
-			return res, err
-		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -17,7 +18,8 @@ type router struct {
 	source Source
 	routes []route
 
-	mu sync.Mutex
+	listing atomic.Bool // expected is being filled
+	mu      sync.Mutex
 	// expected are, while a list runs, the keys per controller that own something and were not listed yet.
 	expected map[*runner]map[Key]struct{}
 
@@ -191,6 +193,7 @@ func (c *runner) add(ctx context.Context, req Request) error {
 func (r *router) listStarted() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.listing.Store(true)
 	r.expected = make(map[*runner]map[Key]struct{})
 	for _, route := range r.routes {
 		if route.role == primary {
@@ -200,6 +203,9 @@ func (r *router) listStarted() {
 }
 
 func (r *router) listed(key Key) {
+	if !r.listing.Load() {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, keys := range r.expected {
@@ -213,6 +219,7 @@ func (r *router) listEnded(ctx context.Context) error {
 	r.mu.Lock()
 	missing := r.expected
 	r.expected = nil
+	r.listing.Store(false)
 	r.mu.Unlock()
 	for c, keys := range missing {
 		for k := range keys {

@@ -24,8 +24,7 @@ type Metrics struct {
 	mappingFailed, dropped, sourceFailed         *prometheus.CounterVec
 	malformed                                    prometheus.Counter
 
-	mu          sync.Mutex
-	controllers map[string]*controller
+	controllers sync.Map // name to *controller
 }
 
 // controller has the children of one controller, looked up once.
@@ -47,14 +46,14 @@ var seconds = []float64{
 
 // New registers the metrics.
 func New(registry prometheus.Registerer) *Metrics {
-	m := &Metrics{registry: registry, controllers: make(map[string]*controller)}
+	m := &Metrics{registry: registry}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 		registry.MustRegister(c)
 		return c
 	}
-	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets, NativeHistogramBucketFactor: 1.1}, labels)
+	histogram := func(name, help string, buckets []float64, native float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets, NativeHistogramBucketFactor: native}, labels)
 		registry.MustRegister(h)
 		return h
 	}
@@ -64,11 +63,11 @@ func New(registry prometheus.Registerer) *Metrics {
 	m.terminal = counter("controller_runtime_terminal_reconcile_errors_total", "Reconciles that failed for good.", "controller")
 	m.panics = counter("controller_runtime_reconcile_panics_total", "Reconciles that panicked.", "controller")
 	m.timeouts = counter("controller_runtime_reconcile_timeouts_total", "Reconciles that exceeded their deadline.", "controller")
-	m.time = histogram("controller_runtime_reconcile_time_seconds", "How long reconciles take.", seconds, "controller")
+	m.time = histogram("controller_runtime_reconcile_time_seconds", "How long reconciles take.", seconds, 1.1, "controller")
 	m.adds = counter("workqueue_adds_total", "Requests added to the queue, merged ones included.", "name", "controller")
 	m.retries = counter("workqueue_retries_total", "Failed requests that are tried again.", "name", "controller")
-	m.queued = histogram("workqueue_queue_duration_seconds", "How long requests are ready before they run.", queueBuckets, "name", "controller")
-	m.worked = histogram("workqueue_work_duration_seconds", "How long a request is worked on.", queueBuckets, "name", "controller")
+	m.queued = histogram("workqueue_queue_duration_seconds", "How long requests are ready before they run.", queueBuckets, 0, "name", "controller")
+	m.worked = histogram("workqueue_work_duration_seconds", "How long a request is worked on.", queueBuckets, 0, "name", "controller")
 	m.events = counter("windlass_events_total", "Events of sources.", "source", "operation")
 	m.triggers = counter("windlass_reconcile_triggers_total", "Reconciles, by what triggered them.", "controller", "trigger")
 	m.parked = counter("windlass_dead_letter_total", "Keys that were parked.", "controller")
@@ -104,13 +103,10 @@ func (m *Metrics) Hooks() engine.Hooks {
 
 // of returns the children of a controller, made at 0 when it is first heard of.
 func (m *Metrics) of(name string) *controller {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	c := m.controllers[name]
-	if c != nil {
-		return c
+	if c, ok := m.controllers.Load(name); ok {
+		return c.(*controller)
 	}
-	c = &controller{
+	c := &controller{
 		success: m.reconciles.WithLabelValues(name, "success"), failure: m.reconciles.WithLabelValues(name, "error"),
 		requeue: m.reconciles.WithLabelValues(name, "requeue"), requeueAfter: m.reconciles.WithLabelValues(name, "requeue_after"),
 		errs: m.errs.WithLabelValues(name), terminal: m.terminal.WithLabelValues(name), panics: m.panics.WithLabelValues(name),
@@ -122,8 +118,8 @@ func (m *Metrics) of(name string) *controller {
 	for t := range c.triggers {
 		c.triggers[t] = m.triggers.WithLabelValues(name, engine.Trigger(t).String())
 	}
-	m.controllers[name] = c
-	return c
+	kept, _ := m.controllers.LoadOrStore(name, c) // both have the same children
+	return kept.(*controller)
 }
 
 func (m *Metrics) runStarted(req engine.Request) {
