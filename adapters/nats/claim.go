@@ -28,6 +28,7 @@ type claim struct {
 	subject string
 	holder  string
 	seq     uint64
+	epoch   uint64        // of the stream when the name was taken: it grows from holder to holder
 	lost    chan struct{} // closed when somebody else holds it
 	err     error         // why, once lost is closed
 
@@ -63,6 +64,7 @@ func takeClaim(ctx context.Context, conn *Connection, eng string, holderIsDead b
 		if vacant {
 			err := c.write(ctx, c.holder)
 			if err == nil {
+				c.epoch = c.seq
 				break
 			}
 			if !errors.Is(err, engine.ErrConflict) {

@@ -139,6 +139,7 @@ func (q *requests) Run(intake, work context.Context, process engine.Process) err
 	})
 	q.owner.Run(intake, work, func(ctx context.Context, run queue.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
 		req := engine.RequestOf(q.cfg.Controller, run)
+		req.Fence = q.bus.claim.epoch
 		return engine.AfterRun(req, process(ctx, req))
 	})
 	stop()

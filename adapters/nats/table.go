@@ -18,6 +18,7 @@ const (
 	headerTraceparent = "traceparent"
 	headerIntent      = "Windlass-Intent"
 	headerKey         = "Windlass-Key"
+	headerFence       = "Windlass-Fence"
 )
 
 // table is a bucket at the level of its stream, because the client's KeyValue shows no headers and takes none.
@@ -82,6 +83,9 @@ func (t table) write(ctx context.Context, key string, m *natsgo.Msg, w engine.Wr
 	m.Subject = t.prefix + key
 	if w.Traceparent != "" {
 		m.Header.Set(headerTraceparent, w.Traceparent)
+	}
+	if w.Fence != 0 {
+		m.Header.Set(headerFence, strconv.FormatUint(w.Fence, 10))
 	}
 	var opts []jetstream.PublishOpt
 	switch {

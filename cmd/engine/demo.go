@@ -40,7 +40,10 @@ It exits 1 if anything that the engine promises did not happen.`,
 				return usageError{fmt.Errorf("--output %q is none of text, json", output)}
 			}
 			d := &demo{log: newDemoLog(story), length: length}
-			if err := d.run(cmd.Context()); err != nil {
+			if err := d.run(cmd.Context()); errors.Is(err, context.Canceled) {
+				d.log.note("interrupted")
+				return errProblem
+			} else if err != nil {
 				return err
 			}
 			ok := d.log.verdict()

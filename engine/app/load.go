@@ -335,7 +335,7 @@ func (c *ControllerConfig) checkWatches(d *decoder, refer func(field, name strin
 
 // checkSettings lets the engine itself look at the settings.
 func (c *ControllerConfig) checkSettings(d *decoder) {
-	probe := c.settings(engine.NewController(c.Name)).For(placeholder{}).WithHandler(
+	probe := c.settings(engine.NewController(c.Name)).For(anySource{}).WithHandler(
 		func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, nil
 		})
@@ -366,11 +366,11 @@ func (c *ControllerConfig) settings(x engine.Controller) engine.Controller {
 	return x
 }
 
-// placeholder stands for the primary source while settings are checked.
-type placeholder struct{ engine.Reader }
+// anySource stands for the primary source while settings are checked.
+type anySource struct{ engine.Reader }
 
-func (placeholder) Name() string                           { return "primary" }
-func (placeholder) Run(context.Context, engine.Emit) error { return nil }
+func (anySource) Name() string                           { return "primary" }
+func (anySource) Run(context.Context, engine.Emit) error { return nil }
 
 func (p *Plan) checkRest(d *decoder) {
 	cfg := p.Config

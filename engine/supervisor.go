@@ -1,0 +1,116 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// SourceStatus is how a source fares.
+type SourceStatus struct {
+	Name string
+	// Synced says that the first list has ended.
+	Synced bool
+	// Err is why the source is not running, if it is not.
+	Err error
+}
+
+// Sources reports on the sources, for readiness.
+func (e *Engine) Sources() []SourceStatus {
+	out := make([]SourceStatus, 0, len(e.routers))
+	for _, r := range e.routers {
+		s := SourceStatus{Name: r.source.Name()}
+		select {
+		case <-r.synced:
+			s.Synced = true
+		default:
+		}
+		r.mu.Lock()
+		s.Err = r.failure
+		r.mu.Unlock()
+		out = append(out, s)
+	}
+	return out
+}
+
+// The waits before a source is run again are those of Consul's controller supervisor: at once after a run of more than
+// two seconds, else 500 ms, then 1 s doubling to 60 s, each up to a quarter longer.
+const (
+	goodRun     = 2 * time.Second
+	firstWait   = 500 * time.Millisecond
+	longestWait = 60 * time.Second
+)
+
+// supervise runs the source until ctx ends.
+func (r *router) supervise(ctx context.Context) {
+	crashes := 0
+	for {
+		start := time.Now()
+		err := r.runSource(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("it ended by itself")
+		}
+		if crashes++; time.Since(start) > goodRun {
+			crashes = 0
+		}
+		wait := supervisorWait(crashes)
+		r.fail(err)
+		r.engine.log.ErrorContext(ctx, "source failed", "source", r.source.Name(), "err", err, "restart_in", wait)
+		if f := r.engine.hooks.SourceFailed; f != nil {
+			f(r.source.Name(), err, wait)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (r *router) runSource(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Value: p}
+		}
+	}()
+	emit := Emit(r.emit)
+	for _, v := range slices.Backward(r.engine.wrapEmit) {
+		emit = v(emit)
+	}
+	return r.source.Run(ctx, func(ctx context.Context, e Event) error {
+		e.Source = r.source.Name()
+		if e.Time.IsZero() {
+			e.Time = time.Now()
+		}
+		err := emit(ctx, e)
+		if err == nil && e.Operation == ListEnded {
+			r.fail(nil)
+		}
+		return err
+	})
+}
+
+func (r *router) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failure = err
+}
+
+func supervisorWait(crashes int) time.Duration {
+	switch crashes {
+	case 0:
+		return 0
+	case 1:
+		return firstWait
+	}
+	wait := longestWait
+	if n := crashes - 1; n < 7 {
+		wait = min(firstWait<<n, longestWait)
+	}
+	return wait + time.Duration(rand.Int64N(int64(wait)/4+1)) //nolint:gosec // jitter is no secret.
+}

@@ -1,0 +1,61 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/require"
+)
+
+// TestExampleOnTheUsersServer runs the example with a URL in place of the embedded server.
+func TestExampleOnTheUsersServer(t *testing.T) {
+	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true})
+	require.NoError(t, err)
+	s.Start()
+	defer func() { s.Shutdown(); s.WaitForShutdown() }()
+	require.True(t, s.ReadyForConnections(10*time.Second))
+	port := 0
+	_, err = fmt.Sscanf(s.ClientURL(), "nats://127.0.0.1:%d", &port)
+	require.NoError(t, err)
+
+	dir, _ := example(t)
+	file := filepath.Join(dir, "engine.yaml")
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	before, after, ok := strings.Cut(string(text), "bus:\n")
+	require.True(t, ok)
+	_, after, ok = strings.Cut(after, "\n") // the embedded server's line
+	require.True(t, ok)
+	changed := before + fmt.Sprintf("connections: { main: { nats: { url: %q } } }\nbus: { nats: { connection: main } }\n", s.ClientURL()) + after
+	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
+
+	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	js := client(t, port)
+	orders, shipments := bucket(t, js, "orders"), bucket(t, js, "shipments")
+	put(t, orders, "o1", `{"state":"paid","quantity":3,"price":2.5}`)
+	eventually(t, "the shipment", func() bool { return get(shipments, "o1") == `{"order":"o1","total":7.5}` })
+
+	second := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	require.Equal(t, 1, second.wait())
+	require.Contains(t, second.output(), "another engine of this name is running")
+	require.Contains(t, second.output(), fmt.Sprintf("held by process %d on", p.cmd.Process.Pid))
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.wait())
+}
+
+func TestHelloRuns(t *testing.T) {
+	hello := filepath.Join(t.TempDir(), "hello")
+	out, err := exec.Command("go", "build", "-o", hello, "../../examples/hello").CombinedOutput()
+	require.NoError(t, err, string(out))
+	p := start(t, t.TempDir(), nil, hello)
+	p.says("apples resync → 3 boxes")
+	p.signal(syscall.SIGINT)
+	require.Equal(t, 0, p.wait())
+}
