@@ -59,6 +59,6 @@ func QueueRules() queue.Config[Causes] {
 	return queue.Config[Causes]{
 		Join:      func(into *Causes, from Causes) { into.Join(from) },
 		Revives:   func(parked, added Causes) bool { return parked.Revives(added) },
-		Unchanged: func(kept, listed Causes) bool { return kept.sameVersion(listed) },
+		Unchanged: func(kept, listed Causes) bool { return kept.Unchanged(listed) },
 	}
 }

@@ -121,7 +121,7 @@ func (a *application) marked(ctx context.Context, have Object, exists bool) erro
 		a.me, a.effect.Object = owner{}, have
 		fallthrough
 	default:
-		if have.Owner == a.me.Key && same(a.sink, have, a.effect.Object) {
+		if have.Owner == a.me.Key && same(have, a.effect.Object) {
 			return nil
 		}
 		w := a.write()
@@ -179,7 +179,7 @@ func (a *application) applyRecorded(ctx context.Context, have Object, exists boo
 		}
 		record, _ = own.get(want.Key)
 	}
-	if exists && same(a.sink, have, want) {
+	if exists && same(have, want) {
 		return a.confirm(ctx, record, have.Revision)
 	}
 	w := a.write()
@@ -199,7 +199,7 @@ func (a *application) applyRecorded(ctx context.Context, have Object, exists boo
 		return err
 	}
 	if !own.settle(want.Key) {
-		return a.rt.c.add(ctx, Request{Controller: a.me.Controller, Key: a.me.Key, Priority: Low, Causes: CausesOf(Cause{
+		return a.rt.c.add(ctx, Request{Controller: a.me.Controller, Key: a.me.Key, Priority: PriorityDependency, Causes: CausesOf(Cause{
 			Trigger: Dependency, Operation: Put, Key: want.Key, Time: time.Now(), Traceparent: a.rt.traceparent,
 		})})
 	}
@@ -261,10 +261,7 @@ func (a *application) delete(ctx context.Context, have Object) error {
 }
 
 // same says whether applying want would change nothing.
-func same(s Sink, have, want Object) bool {
-	if c, ok := s.(Same); ok {
-		return c.Same(have, want)
-	}
+func same(have, want Object) bool {
 	a, isBytes := have.Value.([]byte)
 	if b, ok := want.Value.([]byte); ok && isBytes {
 		return bytes.Equal(a, b)

@@ -301,7 +301,7 @@ func (c *runner) resyncEvery(ctx context.Context, interval time.Duration) {
 		}
 		for _, o := range objects {
 			cause := Cause{Trigger: Resynced, Operation: Resync, Key: o.Key, Revision: o.Revision, Incarnation: o.Incarnation, Time: time.Now()}
-			if err := c.add(ctx, Request{Controller: c.name, Key: o.Key, Priority: List, Causes: CausesOf(cause)}); err != nil {
+			if err := c.add(ctx, Request{Controller: c.name, Key: o.Key, Priority: PriorityList, Causes: CausesOf(cause)}); err != nil {
 				c.log.WarnContext(ctx, "resync cut short", "err", err)
 				break
 			}
@@ -313,7 +313,7 @@ func (c *runner) enqueue(ctx context.Context, key Key, after time.Duration, caus
 	if r, ok := c.primary.(Reader); ok && !r.Covers(key) {
 		return fmt.Errorf("%w: %s is not a key of source %s, which controller %s is for", ErrInvalid, key, c.primary.Name(), c.name)
 	}
-	req := Request{Controller: c.name, Key: key, Priority: Live, Causes: CausesOf(cause), Manual: cause.Trigger == Manual && after <= 0}
+	req := Request{Controller: c.name, Key: key, Priority: PriorityLive, Causes: CausesOf(cause), Manual: cause.Trigger == Manual && after <= 0}
 	if after > 0 {
 		req.Due = time.Now().Add(after)
 	}

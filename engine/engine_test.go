@@ -23,7 +23,7 @@ func TestObjectsThatExistBeforeTheStartAreReconciled(t *testing.T) {
 		b.start()
 		require.Equal(t, 2, b.rec.count())
 		require.Equal(t, engine.Resynced, b.rec.last().Trigger())
-		require.Equal(t, engine.List, b.rec.last().Priority)
+		require.Equal(t, engine.PriorityList, b.rec.last().Priority)
 	})
 }
 

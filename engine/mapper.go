@@ -101,7 +101,7 @@ func (c *runner) keepForMapper(ctx context.Context, e Event, cause error) error 
 		return err
 	}
 	return c.mapping.queue.Enqueue(ctx, Request{
-		Controller: c.mapping.name, Key: key, Priority: Low, Due: time.Now().Add(c.backoff.withDefaults().wait(0)),
+		Controller: c.mapping.name, Key: key, Priority: PriorityDependency, Due: time.Now().Add(c.backoff.withDefaults().wait(0)),
 		Causes: CausesOf(Cause{Trigger: Dependency, Operation: e.Operation, Key: e.Key, Revision: e.Revision, Time: e.Time, Traceparent: e.Traceparent}),
 	})
 }

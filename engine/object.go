@@ -72,8 +72,3 @@ type Write struct {
 	// Fence grows with every change of the reconciled key's owner; a system that can check it refuses smaller ones.
 	Fence uint64
 }
-
-// Same is implemented by sinks that know better than byte equality whether a write would change anything.
-type Same interface {
-	Same(have, want Object) bool
-}

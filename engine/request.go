@@ -41,9 +41,9 @@ type Priority uint8
 
 // The priorities, served 16:4:1 while there is work of each.
 const (
-	Live Priority = Priority(queue.Live)
-	Low  Priority = Priority(queue.Dependency)
-	List Priority = Priority(queue.List)
+	PriorityLive       = Priority(queue.Live)
+	PriorityDependency = Priority(queue.Dependency)
+	PriorityList       = Priority(queue.List)
 )
 
 var priorities = names[Priority]{"live", "dependency", "list"}
@@ -165,31 +165,45 @@ func (c Causes) version() (Cause, bool) {
 // own says that the cause speaks of the request's own key and knows its version.
 func (c Cause) own() bool { return c.Trigger != Dependency && c.Revision != "" }
 
-// sameVersion says that both know the version of their key, and that it is the same.
-func (c Causes) sameVersion(other Causes) bool {
-	was, known := c.version()
-	is, ok := other.version()
-	return known && ok && is.Revision == was.Revision && is.Incarnation == was.Incarnation
-}
+// quiet says that something else was listed, and is not known to have changed.
+func (c Cause) quiet() bool { return c.Trigger == Dependency && c.Operation == Resync }
 
 // Revives says whether causes that arrive bring back a key that was parked with the causes of c: news of its
 // dependencies does, and news of itself if the revision or incarnation differs. Where there is nothing to compare, a
 // live event is news and a list is not.
 func (c Causes) Revives(arrived Causes) bool {
-	news := false
 	for _, cause := range arrived.All() {
-		if cause.Trigger == Dependency || cause.Trigger == Manual {
+		switch {
+		case cause.Trigger == Manual, cause.Trigger == Dependency && !cause.quiet():
+			return true
+		case cause.Trigger == Dependency:
+		case c.knows(cause):
+		case cause.Trigger != Resynced || c.versioned() && cause.Revision != "":
 			return true
 		}
-		news = news || cause.Trigger != Resynced
 	}
-	if _, known := c.version(); !known {
-		return news
+	return false
+}
+
+// Unchanged says that everything listed is as it was when c were the causes of what is kept for the key.
+func (c Causes) Unchanged(listed Causes) bool {
+	for _, cause := range listed.All() {
+		if !cause.quiet() && !c.knows(cause) {
+			return false
+		}
 	}
-	if _, known := arrived.version(); !known {
-		return news
-	}
-	return !c.sameVersion(arrived)
+	return true
+}
+
+func (c Causes) versioned() bool {
+	_, known := c.version()
+	return known
+}
+
+// knows says that cause speaks of the version of the key that c know.
+func (c Causes) knows(cause Cause) bool {
+	v, known := c.version()
+	return known && cause.own() && v.Revision == cause.Revision && v.Incarnation == cause.Incarnation
 }
 
 // Request is one key of one controller that must be reconciled.

@@ -56,8 +56,8 @@ func (r *router) emit(ctx context.Context, e Event) error {
 // publish starts publishing the event and returns where the result will be, or nil if nobody wants it.
 func (r *router) publish(e Event) <-chan error {
 	p := r.engine.publisher
-	if p == nil {
-		return nil
+	if p == nil || e.Operation != Put && e.Operation != Delete && e.Operation != Purge {
+		return nil // a list tells nobody else anything
 	}
 	topic := EventTopic(e.Source)
 	if w, ok := p.(interface{ Wants(topic string) bool }); ok && !w.Wants(topic) {
@@ -102,10 +102,14 @@ func (r *route) follow(ctx context.Context, e Event) error {
 	switch r.role {
 	case primary:
 		return c.add(ctx, Request{
-			Controller: c.name, Key: e.Key, Priority: priorityOf(e, Live), Causes: CausesOf(causeOf(e, triggerOf(e))),
+			Controller: c.name, Key: e.Key, Priority: priorityOf(e, PriorityLive), Causes: CausesOf(causeOf(e, triggerOf(e))),
 		})
 	case owned:
-		return c.enqueueMapped(ctx, e, c.ownersOf(ctx, e))
+		keys, changed := c.ownersOf(ctx, e)
+		if changed {
+			e.Operation = Put // a list found a change that no event told of
+		}
+		return c.enqueueMapped(ctx, e, keys)
 	default:
 		keys, err := protected(ctx, r.mapper, e)
 		if err != nil {
@@ -117,7 +121,7 @@ func (r *route) follow(ctx context.Context, e Event) error {
 
 func priorityOf(e Event, p Priority) Priority {
 	if e.Operation == Resync {
-		return List
+		return PriorityList
 	}
 	return p
 }
@@ -142,16 +146,17 @@ func causeOf(e Event, t Trigger) Cause {
 	}
 }
 
-// ownersOf returns the keys that own the object of e: by its marks, or by the engine's records.
-func (c *runner) ownersOf(ctx context.Context, e Event) []Key {
+// ownersOf returns the keys that own the object of e: by its marks, or by the engine's records. Changed says that a
+// listed object is not as the engine left it, which only the records can tell.
+func (c *runner) ownersOf(ctx context.Context, e Event) (keys []Key, changed bool) {
 	if r, ok := c.engine.ownership.get(e.Key); ok {
 		if r.Owner.Controller != c.name || c.engine.ownership.wrote(e) {
-			return nil
+			return nil, false
 		}
-		return []Key{r.Owner.Key}
+		return []Key{r.Owner.Key}, e.Operation == Resync
 	}
-	keys, _ := MapOwner(ctx, e) // it never fails
-	return keys
+	keys, _ = MapOwner(ctx, e) // it never fails
+	return keys, false
 }
 
 // enqueueMapped adds a request for each key that is the controller's; others are dropped, counted and logged.
@@ -166,13 +171,8 @@ func (c *runner) enqueueMapped(ctx context.Context, e Event, keys []Key) error {
 				"source", e.Source, "key", k.String(), "event_key", e.Key.String(), "primary", c.primary.Name())
 			continue
 		}
-		trigger := Dependency
-		if e.Operation == Resync {
-			// A listed secondary may differ from what its owner wants: that is a resync, not news.
-			trigger = Resynced
-		}
 		err := c.add(ctx, Request{
-			Controller: c.name, Key: k, Priority: priorityOf(e, Low), Causes: CausesOf(causeOf(e, trigger)),
+			Controller: c.name, Key: k, Priority: priorityOf(e, PriorityDependency), Causes: CausesOf(causeOf(e, Dependency)),
 		})
 		errs = errors.Join(errs, err)
 	}
@@ -224,7 +224,7 @@ func (r *router) listEnded(ctx context.Context) error {
 	for c, keys := range missing {
 		for k := range keys {
 			cause := Cause{Trigger: Deleted, Operation: Delete, Key: k, Time: time.Now()}
-			if err := c.add(ctx, Request{Controller: c.name, Key: k, Priority: List, Causes: CausesOf(cause)}); err != nil {
+			if err := c.add(ctx, Request{Controller: c.name, Key: k, Priority: PriorityList, Causes: CausesOf(cause)}); err != nil {
 				return err
 			}
 		}

@@ -37,7 +37,7 @@ func TestWatchedSourceIsMapped(t *testing.T) {
 		req := b.rec.last()
 		require.Equal(t, b.things.Key("of-p"), req.Key)
 		require.Equal(t, engine.Dependency, req.Trigger())
-		require.Equal(t, engine.Low, req.Priority)
+		require.Equal(t, engine.PriorityDependency, req.Priority)
 		require.Equal(t, parts.Key("p"), req.Causes.Newest().Key)
 	})
 }
@@ -126,10 +126,12 @@ func TestEventsArePublishedForEveryoneElse(t *testing.T) {
 		sub := bus.Subscriber("audit")
 		messages, err := sub.Subscribe(b.t.Context(), engine.EventTopic("things"))
 		require.NoError(t, err)
-		b.start()
-		b.things.Set("a", 1)
 		var events []engine.Event
-		for range 3 {
+		b.things.Set("a", 1)
+		b.start()
+		b.things.Set("a", 2)
+		b.things.Remove("a")
+		for range 2 {
 			m := <-messages
 			e, routedBy, err := engine.DecodeEvent(m)
 			require.NoError(t, err)
@@ -137,10 +139,10 @@ func TestEventsArePublishedForEveryoneElse(t *testing.T) {
 			events = append(events, e)
 			m.Ack()
 		}
-		require.Equal(t, engine.ListStarted, events[0].Operation)
-		require.Equal(t, engine.ListEnded, events[1].Operation)
-		require.Equal(t, b.things.Key("a"), events[2].Key)
-		require.Equal(t, "things", events[2].Source)
+		require.Equal(t, engine.Put, events[0].Operation, "what is only listed is not published")
+		require.Equal(t, engine.Delete, events[1].Operation)
+		require.Equal(t, b.things.Key("a"), events[1].Key)
+		require.Equal(t, "things", events[1].Source)
 		require.NoError(t, sub.Close())
 	})
 }

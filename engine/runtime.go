@@ -79,7 +79,7 @@ func (rt *Runtime) Apply(ctx context.Context, o Object) error {
 	return rt.Do(ctx, Effect{Object: o})
 }
 
-// Delete removes an object that the key of this run owns, and does nothing if there is none.
+// Delete removes an object that the key of this run owns, and does nothing if it owns none of that name.
 func (rt *Runtime) Delete(ctx context.Context, key Key) error {
 	return rt.Do(ctx, Effect{Verb: DeleteObject, Object: Object{Key: key}})
 }

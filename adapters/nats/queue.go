@@ -99,7 +99,7 @@ func (q *requests) open(ctx context.Context) error {
 // Enqueue implements engine.Queue. Requests of class list stay in the process: the next list makes them again.
 func (q *requests) Enqueue(ctx context.Context, req engine.Request) error {
 	later := !req.Due.IsZero()
-	if req.Priority == engine.List && !later && !req.Manual {
+	if req.Priority == engine.PriorityList && !later && !req.Manual {
 		q.owner.Add(req.Key, req.Causes, req.Options())
 		return nil
 	}
