@@ -177,6 +177,19 @@ func (o *ownership) of(w owner) []Key {
 	return keys
 }
 
+// covered returns the targets that r covers, with their owners.
+func (o *ownership) covered(r Reader) map[Key]owner {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	targets := make(map[Key]owner)
+	for k, record := range o.targets {
+		if r.Covers(k) {
+			targets[k] = record.Owner
+		}
+	}
+	return targets
+}
+
 // owners returns the keys of a controller that own something.
 func (o *ownership) owners(controller string) map[Key]struct{} {
 	o.mu.Lock()

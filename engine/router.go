@@ -20,8 +20,10 @@ type router struct {
 
 	listing atomic.Bool // expected is being filled
 	mu      sync.Mutex
-	// expected are, while a list runs, the keys per controller that own something and were not listed yet.
+	// While a list runs: expected are the keys per controller that own something, targets the recorded objects of this
+	// source, both without those that were listed.
 	expected map[*runner]map[Key]struct{}
+	targets  map[Key]owner
 
 	synced   chan struct{} // closed after the first list
 	syncOnce sync.Once
@@ -200,6 +202,9 @@ func (r *router) listStarted() {
 			r.expected[route.to] = r.engine.ownership.owners(route.to.name)
 		}
 	}
+	if reader, ok := r.source.(Reader); ok {
+		r.targets = r.engine.ownership.covered(reader)
+	}
 }
 
 func (r *router) listed(key Key) {
@@ -211,21 +216,34 @@ func (r *router) listed(key Key) {
 	for _, keys := range r.expected {
 		delete(keys, key)
 	}
+	delete(r.targets, key)
 }
 
-// listEnded asks for the owners that the list lacks, so that a deletion missed while the engine was down is carried
-// out, and lets the controllers start.
+// listEnded asks for the owners that the list lacks, and for those of recorded objects that it lacks, so that a
+// deletion missed while the engine was down is carried out or put right, and lets the controllers start.
 func (r *router) listEnded(ctx context.Context) error {
 	r.mu.Lock()
-	missing := r.expected
-	r.expected = nil
+	owners, targets := r.expected, r.targets
+	r.expected, r.targets = nil, nil
 	r.listing.Store(false)
 	r.mu.Unlock()
-	for c, keys := range missing {
+	missing := func(c *runner, key, deleted Key, t Trigger) error {
+		cause := Cause{Trigger: t, Operation: Delete, Key: deleted, Time: time.Now()}
+		return c.add(ctx, Request{Controller: c.name, Key: key, Priority: PriorityList, Causes: CausesOf(cause)})
+	}
+	for c, keys := range owners {
 		for k := range keys {
-			cause := Cause{Trigger: Deleted, Operation: Delete, Key: k, Time: time.Now()}
-			if err := c.add(ctx, Request{Controller: c.name, Key: k, Priority: PriorityList, Causes: CausesOf(cause)}); err != nil {
+			if err := missing(c, k, k, Deleted); err != nil {
 				return err
+			}
+		}
+	}
+	for _, route := range r.routes {
+		for target, o := range targets {
+			if route.role == owned && route.to.name == o.Controller {
+				if err := missing(route.to, o.Key, target, Dependency); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -126,6 +126,44 @@ func value(kv jetstream.KeyValue, key string) string {
 	return string(e.Value())
 }
 
+// TestWhatWasDoneByHandWhileDownIsPutRight changes and deletes targets whose owners are delayed for long: a restart
+// alone would not disturb those.
+func TestWhatWasDoneByHandWhileDownIsPutRight(t *testing.T) {
+	b := newBed(t)
+	bus := b.bus("shop")
+	defer bus.Close(t.Context())
+	start := func() func() {
+		orders, shipments := b.bucket("orders"), b.bucket("shipments")
+		handler := copying(orders, shipments)
+		c := engine.NewController("shipping").For(orders).Owns(shipments).WithHandler(
+			func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+				_, err := handler(ctx, rt, req)
+				return engine.Result{RequeueAfter: time.Hour}, err
+			})
+		e, stop := run(t, engine.Config{Name: "shop", Controllers: []engine.Controller{c}, Bus: bus})
+		eventually(t, "the first lists", func() bool {
+			s := e.Sources()
+			return s[0].Synced && s[1].Synced
+		})
+		return stop
+	}
+	stop := start()
+	in, out := b.kv("orders"), b.kv("shipments")
+	for _, k := range []string{"changed", "deleted"} {
+		_, err := in.PutString(t.Context(), k, "1")
+		require.NoError(t, err)
+		eventually(t, k, func() bool { return value(out, k) == "shipped 1" })
+	}
+	stop()
+	_, err := out.PutString(t.Context(), "changed", "by hand")
+	require.NoError(t, err)
+	require.NoError(t, out.Delete(t.Context(), "deleted"))
+	defer start()()
+	for _, k := range []string{"changed", "deleted"} {
+		eventually(t, k, func() bool { return value(out, k) == "shipped 1" })
+	}
+}
+
 func TestBucketsAreKeptInStep(t *testing.T) {
 	b := newBed(t)
 	bus := b.bus("shop")
