@@ -148,6 +148,24 @@ func TestPoisonKeyIsParkedAfterItsAttemptsAndBlocksNobody(t *testing.T) {
 	})
 }
 
+func TestEventsDoNotBurnTheBudgetOfAttempts(t *testing.T) {
+	bubble(t, func(b *bundle) {
+		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+			return engine.Result{}, errBroken
+		}
+		b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Minute, MaxAttempts: 2}))
+		for i := range 10 {
+			b.things.Set("a", i)
+			synctest.Wait()
+		}
+		require.Equal(t, 10, b.rec.count())
+		require.Equal(t, 1, b.items()["a"].Attempt)
+		b.wait(time.Minute)
+		require.Equal(t, queue.Parked, b.items()["a"].Phase, "the retry itself counts")
+		require.Equal(t, []time.Duration{0, time.Minute}, []time.Duration{b.rec.times("a")[9], b.rec.times("a")[10]}, "and kept its time")
+	})
+}
+
 func TestBackoffResultNeverParks(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {

@@ -30,7 +30,7 @@ type disk struct {
 	states   map[string]queue.State[string, int]
 	changed  chan struct{}
 	flaky    bool
-	saves    int
+	away     bool // nothing can be stored
 }
 
 func newDisk(seed uint64) *disk {
@@ -95,10 +95,9 @@ func (d *disk) Fetch(ctx context.Context, _ int, class queue.Class, take func(Me
 func (d *disk) Save(_ context.Context, s queue.State[string, int]) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.fails() {
+	if d.fails() || d.away {
 		return errAway
 	}
-	d.saves++
 	if s.Empty() {
 		delete(d.states, s.Key)
 	} else {
@@ -161,6 +160,22 @@ func TestDelayIsStoredBeforeTheAck(t *testing.T) {
 		require.Zero(t, messages, "a key in backoff holds no message")
 		require.Equal(t, 1, d.states["k"].Attempt)
 		require.Equal(t, 7, d.states["k"].Value)
+	})
+}
+
+func TestNothingIsAckedThatCouldNotBeStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk(0)
+		d.publish("k", 1, queue.Options{})
+		d.away = true
+		_, crash := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+			return queue.Outcome[int]{Verdict: queue.Retry, After: time.Hour}
+		})
+		time.Sleep(time.Minute)
+		crash()
+		messages, states := d.left()
+		require.Equal(t, 1, messages)
+		require.Zero(t, states)
 	})
 }
 
