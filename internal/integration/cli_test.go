@@ -91,6 +91,19 @@ controllers:
 	}
 }
 
+func TestDocumentedConfigIsInOrder(t *testing.T) {
+	text, err := os.ReadFile("../../docs/configuration.md")
+	require.NoError(t, err)
+	_, rest, ok := strings.Cut(string(text), "```yaml\n")
+	require.True(t, ok)
+	config, _, ok := strings.Cut(rest, "```")
+	require.True(t, ok)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "engine.yaml"), []byte(config), 0o600))
+	p := start(t, dir, nil, binary, "check", "-c", "engine.yaml")
+	require.Equal(t, 0, p.wait(), p.output())
+}
+
 // otlpReceiver takes spans as a collector does, over OTLP/HTTP.
 type otlpReceiver struct {
 	*httptest.Server

@@ -26,6 +26,11 @@
 // A failing run raises the attempt by one, unless an Add started it while a retry was still to come: then the attempt
 // and the earlier due time are kept, so that events neither burn nor reset the budget of retries. Success resets all.
 //
+// # Restart
+//
+// Restore puts back what an earlier process wrote down. Until the first Next, a list that finds such a key unchanged does
+// not disturb it: a delayed key keeps its time, a parked one stays parked. What has changed is ready at once.
+//
 // # Classes
 //
 // Ready keys stand in three first-in-first-out lists, served 16:4:1 while all have work: no class waits for another to

@@ -33,7 +33,6 @@ type delay[V any] struct {
 	early      bool // so was superseded
 	laterTaken bool // the run under way is for later
 	parked     bool
-	restored   bool // put back by Restore and not run since
 }
 
 func (it *item[K, V]) delay() *delay[V] {

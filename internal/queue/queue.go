@@ -26,7 +26,7 @@ type Config[V any] struct {
 	// Revives says whether an added request brings a parked key back. Nil means that every one does.
 	Revives func(parked, added V) bool
 	// Unchanged says whether a listed key is as it was when the request that is kept for it was made. Nil means never.
-	// What Restore put back is not disturbed by such a list: its time comes as if there had been no restart.
+	// Before the first Next, a list does not disturb such a key: its time comes as if there had been no restart.
 	Unchanged func(kept, listed V) bool
 }
 
@@ -45,6 +45,7 @@ type Queue[K comparable, V any] struct {
 	armed   int64 // when the timer fires; 0: not armed
 	running int
 	parked  int
+	started bool // Next was called: what is listed from now on is not a restart's list
 	closed  bool
 }
 
@@ -132,7 +133,7 @@ func (q *Queue[K, V]) absorbs(d *delay[V], value V, opts Options) bool {
 	case d.parked:
 		return q.cfg.Revives != nil && !q.cfg.Revives(d.value, value)
 	default:
-		return d.restored && opts.Class == List && d.due != 0 && q.cfg.Unchanged != nil && q.cfg.Unchanged(d.value, value)
+		return !q.started && opts.Class == List && d.due != 0 && q.cfg.Unchanged != nil && q.cfg.Unchanged(d.value, value)
 	}
 }
 
@@ -168,6 +169,7 @@ type Run[K comparable, V any] struct {
 func (q *Queue[K, V]) Next() (Run[K, V], bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.started = true
 	for {
 		if q.closed {
 			return Run[K, V]{}, false
@@ -216,7 +218,7 @@ func (q *Queue[K, V]) take(it *item[K, V]) Run[K, V] {
 		}
 	}
 	run.Attempt = d.attempt
-	d.superseded, d.early, d.restored = 0, false, false
+	d.superseded, d.early = 0, false
 	if d.due != 0 {
 		fired := d.due <= now
 		run.RetryPending = d.retry && !fired
@@ -357,7 +359,6 @@ func (q *Queue[K, V]) Restore(s State[K, V]) {
 	d := it.delay()
 	d.attempt, d.due, d.notBefore, d.retry, d.class = s.Attempt, s.Due, s.NotBefore, s.Retry, s.Class
 	d.value, d.later, d.laterValue, d.err = s.Value, s.Later, s.LaterValue, s.Err
-	d.restored = true
 	if s.Parked && !d.parked {
 		d.parked = true
 		q.parked++

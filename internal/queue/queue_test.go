@@ -303,15 +303,17 @@ func TestRestoredKeysAreNotDisturbedByAList(t *testing.T) {
 		for _, k := range []string{"delayed", "parked"} {
 			require.Equal(t, Absorbed, b.Add(k, []string{"same"}, Options{Class: List}), k)
 		}
+		b.Restore(State[string, []string]{Key: "changed", Attempt: 1, Due: due + int64(time.Hour), Retry: true})
+		b.Add("changed", []string{"new revision"}, Options{Class: List})
+		require.Equal(t, "changed", b.next().Key, "what changed meanwhile is caught up")
 		b.none()
 		b.wait(time.Minute)
 		run := b.next()
 		require.Equal(t, 3, run.Attempt)
 		require.Equal(t, []string{"old"}, run.Value)
-
-		b.Restore(State[string, []string]{Key: "changed", Attempt: 1, Due: due + int64(time.Hour), Retry: true})
-		b.Add("changed", []string{"new revision"}, Options{Class: List})
-		require.Equal(t, "changed", b.next().Key, "what changed meanwhile is caught up")
+		b.end(run, Outcome[[]string]{Verdict: Requeue, After: time.Hour})
+		b.Add("delayed", []string{"same"}, Options{Class: List})
+		require.Equal(t, "delayed", b.next().Key, "a later list is no restart's, and reconciles")
 	})
 }
 
