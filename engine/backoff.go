@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -89,6 +90,9 @@ func (b Backoff) middleware(next Handler) Handler {
 			step = max(step-1, 0)
 		}
 		res.retry = b.wait(step)
+		if ra, ok := errors.AsType[*retryAfterError](err); ok {
+			res.retry = max(res.retry, ra.after) // what is reported must be what happens
+		}
 		return res, err
 	}
 }

@@ -2,6 +2,8 @@ package integration
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,10 +70,32 @@ func TestExampleKeepsBucketsInStep(t *testing.T) {
 	is("good", `{"order":"good","total":4}`)
 	require.Equal(t, "hands off", get(shipments, "theirs"))
 
-	// What changes while the engine is down is caught up.
+	require.Contains(t, fetch(t, p, "server.health", "/readyz?verbose"), "[+] source orders\n[+] source shipments\nok\n")
+	metrics := fetch(t, p, "server.metrics", "/metrics")
+	for _, want := range []string{
+		`controller_runtime_reconcile_total{controller="order-shipping",result="success"}`, `workqueue_depth{controller="order-shipping",name="order-shipping",priority="live"} 0`,
+		`windlass_items{controller="order-shipping",state="parked"} 2`, `windlass_events_total{operation="purge",source="orders"} 1`, "process_cpu_seconds_total",
+	} {
+		require.Contains(t, metrics, want)
+	}
+
 	p.signal(syscall.SIGTERM)
 	require.Equal(t, 0, p.wait(), "a drained engine exits 0")
 	require.Contains(t, p.output(), `"msg":"stopped"`)
+}
+
+// fetch gets a page from the address that the engine said it listens on.
+func fetch(t *testing.T, p *process, setting, path string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(p.output(), `"setting":"`+setting+`","address":"`)
+	require.True(t, ok, p.output())
+	address, _, _ := strings.Cut(rest, `"`)
+	resp, err := http.Get("http://" + address + path)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(body)
 }
 
 func TestWhatChangedWhileDownIsCaughtUp(t *testing.T) {
