@@ -15,10 +15,11 @@ import (
 // The metadata of messages. Everything that routes or fences is metadata; the payload, in JSON, holds only what has no
 // bound. A reader refuses a type that it does not know, so a change of meaning gets a new number.
 const (
-	metaType        = "windlass-type"
-	metaSource      = "windlass-source"
-	metaController  = "windlass-controller"
-	metaKey         = "windlass-key"
+	metaType       = "windlass-type"
+	metaSource     = "windlass-source"
+	metaController = "windlass-controller"
+	// MetadataKey is where messages carry their Key.
+	MetadataKey     = "windlass-key"
 	metaOperation   = "windlass-operation"
 	metaRevision    = "windlass-revision"
 	metaIncarnation = "windlass-incarnation"
@@ -61,7 +62,7 @@ func EncodeEvent(e Event, routedBy string) (*message.Message, error) {
 	m.Metadata[metaOperation] = e.Operation.String()
 	m.Metadata[metaTime] = e.Time.UTC().Format(time.RFC3339Nano)
 	if !e.Key.IsZero() {
-		m.Metadata[metaKey] = e.Key.String()
+		m.Metadata[MetadataKey] = e.Key.String()
 	}
 	if e.Repaired {
 		m.Metadata[metaRepaired] = "true"
@@ -90,7 +91,7 @@ func DecodeEvent(m *message.Message) (e Event, routedBy string, err error) {
 	}
 	d.text(&e.Operation, metaOperation)
 	if e.Key.IsZero() && e.Operation != ListStarted && e.Operation != ListEnded {
-		d.fail("%s: a %s event without a key", metaKey, e.Operation)
+		d.fail("%s: a %s event without a key", MetadataKey, e.Operation)
 	}
 	var body eventBody
 	d.json(&body)
@@ -137,7 +138,7 @@ func EncodeRequest(r Request) (*message.Message, error) {
 	m := message.NewMessage(watermill.NewUUID(), payload)
 	m.Metadata[metaType] = typeRequest
 	m.Metadata[metaController] = r.Controller
-	m.Metadata[metaKey] = r.Key.String()
+	m.Metadata[MetadataKey] = r.Key.String()
 	m.Metadata[metaPriority] = r.Priority.String()
 	if !r.Due.IsZero() {
 		setDue(m, r.Due)
@@ -198,7 +199,7 @@ func EncodeState(controller string, s queue.State[Key, Causes]) (*message.Messag
 	m := message.NewMessage(watermill.NewUUID(), payload)
 	m.Metadata[metaType] = typeState
 	m.Metadata[metaController] = controller
-	m.Metadata[metaKey] = s.Key.String()
+	m.Metadata[MetadataKey] = s.Key.String()
 	m.Metadata[metaAttempt] = strconv.Itoa(s.Attempt)
 	if s.Due != 0 {
 		setDue(m, moment(s.Due))
@@ -254,13 +255,13 @@ func (d *decoder) version(want string) {
 }
 
 func (d *decoder) key(optional bool) Key {
-	s := d.m.Metadata[metaKey]
+	s := d.m.Metadata[MetadataKey]
 	if s == "" && optional {
 		return Key{}
 	}
 	k, err := ParseKey(s)
 	if err != nil {
-		d.fail("%s: %w", metaKey, err)
+		d.fail("%s: %w", MetadataKey, err)
 	}
 	return k
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -150,7 +151,7 @@ type publisher struct{ bus *Bus }
 // Publish implements message.Publisher. It returns once the server has stored the messages.
 func (p *publisher) Publish(topic string, messages ...*message.Message) error {
 	for _, m := range messages {
-		out := natsMessage(p.bus.eventSubject(topic), m)
+		out := natsMessage(p.bus.eventSubject(topic, m), m)
 		if _, err := p.bus.conn.js.PublishMsg(m.Context(), out); err != nil {
 			return fmt.Errorf("publish to %s: %w", topic, understood(err))
 		}
@@ -161,8 +162,18 @@ func (p *publisher) Publish(topic string, messages ...*message.Message) error {
 // Close implements message.Publisher.
 func (p *publisher) Close() error { return nil }
 
-func (b *Bus) eventSubject(topic string) string {
-	return "ev." + token(b.cfg.Engine) + "." + token(topic)
+// eventSubjects are the subjects of a topic: ev.<engine>.<source>.<scope>.<kind>.<namespace>.<name> of the key, or "=" for
+// a message without one, so that any NATS client can filter.
+func (b *Bus) eventSubjects(topic string) string {
+	return "ev." + token(b.cfg.Engine) + "." + token(strings.TrimPrefix(topic, engine.EventTopic("")))
+}
+
+func (b *Bus) eventSubject(topic string, m *message.Message) string {
+	key, err := engine.ParseKey(m.Metadata.Get(engine.MetadataKey))
+	if err != nil {
+		return b.eventSubjects(topic) + "." + token("")
+	}
+	return b.eventSubjects(topic) + "." + keyTokens(key)
 }
 
 // headerUUID carries Watermill's message id.

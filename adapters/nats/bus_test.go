@@ -320,6 +320,10 @@ func TestEventsCanBeSubscribed(t *testing.T) {
 		}
 	}
 	require.True(t, nacked, "the first came again after its nack")
+	s, err := b.client.Stream(t.Context(), "EV_shop")
+	require.NoError(t, err)
+	_, err = s.GetLastMsgForSubject(t.Context(), "ev.shop.orders.=.nats=2Fkv.orders.a")
+	require.NoError(t, err, "any client can filter by key")
 	require.NoError(t, sub.Close())
 	stop()
 }

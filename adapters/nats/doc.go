@@ -14,6 +14,8 @@
 // (live), d (dependency), l (list) or t (for a later time, with a last token that is never the same). The partition is a hash of
 // the last four. Tokens are written [A-Za-z0-9_-] as they are and any other byte as =XX.
 //
+// Those of events are ev.<engine>.<source>.<scope>.<kind>.<namespace>.<name>.
+//
 // A requeue-after and a retry are messages: the state record of their key, with the due time, the attempt and the
 // causes. The engine reads the records when it starts and releases each when it is due.
 //

@@ -39,7 +39,7 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		return nil, errors.New("NATS bus: events are off")
 	}
 	cfg := jetstream.ConsumerConfig{
-		FilterSubject: s.bus.eventSubject(topic), DeliverPolicy: jetstream.DeliverNewPolicy, AckPolicy: jetstream.AckExplicitPolicy,
+		FilterSubject: s.bus.eventSubjects(topic) + ".>", DeliverPolicy: jetstream.DeliverNewPolicy, AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: 30 * time.Second, MaxDeliver: -1, MaxAckPending: 1, InactiveThreshold: 5 * time.Minute,
 	}
 	if s.group != "" {
