@@ -227,7 +227,7 @@ func (l *demoLog) requeueFired() bool {
 		}
 		if r.trigger == engine.Requeued && !asked.IsZero() {
 			late := r.ended.Sub(asked) - 4*time.Second
-			return r.ended.After(l.restart) && !l.restart.IsZero() && late > -100*time.Millisecond && late < time.Second
+			return r.ended.After(l.restart) && !l.restart.IsZero() && late > -100*time.Millisecond && late < 2*time.Second
 		}
 	}
 	return false
