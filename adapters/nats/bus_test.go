@@ -105,7 +105,7 @@ func TestDelayAttemptAndParkedStateSurviveARestart(t *testing.T) {
 	defer stop()
 	eventually(t, "the requeue fires", func() bool { return len(seen.of("later")) == 1 })
 	eventually(t, "the retry fires", func() bool { return len(seen.of("failing")) == 1 })
-	require.InDelta(t, 4.5, time.Since(start).Seconds(), 2, "at their time")
+	require.Greater(t, time.Since(start), 3*time.Second, "at their time, not before")
 	require.Equal(t, engine.Requeued, seen.of("later")[0].Trigger())
 	retry := seen.of("failing")[0]
 	require.Equal(t, engine.Retried, retry.Trigger())

@@ -103,6 +103,15 @@ func runsOf(t *testing.T, p *process) map[string][]helperRun {
 	return runs
 }
 
+// requireAt demands that a run started at its time: not before, and not long after, on a machine that may be busy.
+func requireAt(t *testing.T, due, at time.Time, key string) {
+	t.Helper()
+	late := at.Sub(due)
+	require.Greater(t, late, -20*time.Millisecond, "%s runs before its time", key)
+	require.Less(t, late, 5*time.Second, "%s runs long after its time", key)
+	t.Logf("%s ran %s after its time", key, late)
+}
+
 // TestKilledEngineLosesNothing kills an engine while requests are pending, delayed and failing. A second process on the
 // same directory finishes every one of them, at its time and with its attempt number.
 func TestKilledEngineLosesNothing(t *testing.T) {
@@ -158,7 +167,7 @@ func TestKilledEngineLosesNothing(t *testing.T) {
 			eventually(t, key, func() bool { r, ok := last(key); return ok && r.Trigger == "requeue" })
 			r, _ := last(key)
 			due := before[key][0].At.Add(requeueAfter)
-			require.WithinDuration(t, due, r.At, 2*time.Second, "%s fires at its time", key)
+			requireAt(t, due, r.At, key)
 			require.Len(t, runsOf(t, second)[key], 1, "and once")
 			return
 		}
@@ -168,7 +177,7 @@ func TestKilledEngineLosesNothing(t *testing.T) {
 		require.Contains(t, []int{was.Attempt, was.Attempt + 1}, runs[0].Attempt, "%s goes on with its attempt number", key)
 		if runs[0].Attempt == was.Attempt+1 {
 			due := was.At.Add(firstWait << was.Attempt)
-			require.WithinDuration(t, due, runs[0].At, 2*time.Second, "%s is tried again at its time", key)
+			requireAt(t, due, runs[0].At, key)
 		}
 		for i := 1; i < len(runs); i++ {
 			require.Equal(t, runs[i-1].Attempt+1, runs[i].Attempt, "%s: no attempt is skipped or repeated", key)
