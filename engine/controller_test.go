@@ -18,6 +18,19 @@ func nop(context.Context, *engine.Runtime, engine.Request) (engine.Result, error
 // readOnly is a source and nothing else.
 type readOnly struct{ engine.Source }
 
+// uncomparable is a source that == would panic on.
+type uncomparable struct {
+	readOnly
+
+	_ []int
+}
+
+func TestSourceThatCannotBeComparedIsRefused(t *testing.T) {
+	c := engine.NewController("c").For(uncomparable{readOnly: readOnly{memory.New[int]("things")}}).WithHandler(nop)
+	_, err := engine.New(engine.Config{Controllers: []engine.Controller{c, c}})
+	require.ErrorContains(t, err, `source "things": a engine_test.uncomparable cannot be compared with ==; use a pointer`)
+}
+
 func TestNewReportsEveryMistakeAtOnce(t *testing.T) {
 	things := memory.New[int]("things")
 	var nilSource *memory.Map[int]

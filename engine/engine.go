@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -104,6 +105,10 @@ func (cfg Config) validate() error {
 		problems = append(problems, c.validate())
 		for _, s := range c.sources() {
 			if s == nil {
+				continue
+			}
+			if !reflect.TypeOf(s).Comparable() {
+				problems = append(problems, fmt.Errorf("controller %q: source %q: a %T cannot be compared with ==; use a pointer", c.name, s.Name(), s))
 				continue
 			}
 			if other, ok := sources[s.Name()]; ok && other != s {
