@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -183,6 +184,35 @@ func TestUnfinishedRunIsRepeatedByTheNextProcess(t *testing.T) {
 	}))
 	require.Equal(t, 1, n)
 	bus.Close(t.Context())
+}
+
+// TestRecordThatIsGoneCanBeRemoved takes the record of a failing key away, as a delete whose answer was lost does.
+func TestRecordThatIsGoneCanBeRemoved(t *testing.T) {
+	b := newBed(t)
+	bus := b.bus("shop")
+	defer bus.Close(t.Context())
+	q, err := bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 1})
+	require.NoError(t, err)
+	require.NoError(t, q.Enqueue(t.Context(), engine.Request{Controller: "c", Key: b.bucket("orders").Key("k")}))
+	states, err := b.client.Stream(t.Context(), "RQS_shop")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	var runs atomic.Int32
+	go func() {
+		done <- q.Run(ctx, t.Context(), func(context.Context, engine.Request) engine.Outcome {
+			if runs.Add(1) == 1 {
+				return engine.Outcome{Err: errors.New("once")}
+			}
+			_ = states.Purge(t.Context()) // the check below would show a failure
+			return engine.Outcome{}
+		})
+	}()
+	eventually(t, "the key is idle, without a record", func() bool {
+		return runs.Load() == 2 && len(q.Items()) == 0
+	})
+	cancel()
+	require.NoError(t, <-done)
 }
 
 func TestMalformedRequestIsSetAsideAndTold(t *testing.T) {

@@ -25,6 +25,7 @@ var ErrNameClaimed = errors.New("another engine of this name is running")
 // sequence that its holder knows. It keeps two engines from working on one set of keys.
 type claim struct {
 	conn    *Connection
+	stream  jetstream.Stream
 	subject string
 	holder  string
 	seq     uint64
@@ -48,7 +49,7 @@ func takeClaim(ctx context.Context, conn *Connection, eng string, holderIsDead b
 	}
 	host, _ := os.Hostname() // only for the message to a human
 	c := &claim{
-		conn: conn, subject: "rqc." + token(eng) + ".engine", lost: make(chan struct{}),
+		conn: conn, stream: stream, subject: "rqc." + token(eng) + ".engine", lost: make(chan struct{}),
 		holder: fmt.Sprintf("process %d on %s, since %s", os.Getpid(), host, time.Now().UTC().Format(time.RFC3339)),
 	}
 	deadline := time.Now().Add(claimTTL + time.Second)
@@ -114,11 +115,7 @@ func (c *claim) renew(ctx context.Context) {
 		if !errors.Is(err, engine.ErrConflict) {
 			continue // an unreachable server is asked again
 		}
-		stream, err := c.conn.js.Stream(ctx, c.streamName())
-		if err != nil {
-			continue
-		}
-		last, err := stream.GetLastMsgForSubject(ctx, c.subject)
+		last, err := c.stream.GetLastMsgForSubject(ctx, c.subject)
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound):
 			c.seq = 0 // it ran out while the server was away: nobody took it
@@ -131,10 +128,6 @@ func (c *claim) renew(ctx context.Context) {
 			return
 		}
 	}
-}
-
-func (c *claim) streamName() string {
-	return "RQC_" + strings.Split(c.subject, ".")[1]
 }
 
 // release gives the name up at once.

@@ -213,7 +213,7 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 		if !exists {
 			return nil
 		}
-		if err := q.bus.states.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && !gone(err) {
+		if err := q.bus.states.DeleteMsg(ctx, seq); err != nil && !gone(err) {
 			return fmt.Errorf("remove the state record of %s: %w", s.Key, err)
 		}
 		q.mu.Lock()
@@ -237,12 +237,6 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 	return nil
 }
 
-// gone says that a message is not there any more (a delete whose answer was lost).
-func gone(err error) bool {
-	var api *jetstream.APIError
-	return errors.As(err, &api) && (api.ErrorCode == 10043 || api.ErrorCode == 10057)
-}
-
 // Fetch implements owner.Broker.
 func (q *requests) Fetch(ctx context.Context, p int, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
 	name := fmt.Sprintf("p%d-%s-e%d", p, classTokens[class], epoch)
@@ -261,7 +255,7 @@ func (q *requests) Fetch(ctx context.Context, p int, class queue.Class, take fun
 	for m := range batch.Messages() {
 		msg, ok, err := q.message(ctx, m)
 		if err != nil {
-			return err
+			return q.interrupted(ctx, session, name, err)
 		}
 		if ok {
 			take(msg)
