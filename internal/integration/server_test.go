@@ -2,10 +2,8 @@ package integration
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -25,17 +23,7 @@ func TestExampleOnTheUsersServer(t *testing.T) {
 	_, err = fmt.Sscanf(s.ClientURL(), "nats://127.0.0.1:%d", &port)
 	require.NoError(t, err)
 
-	dir, _ := example(t)
-	file := filepath.Join(dir, "engine.yaml")
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	before, after, ok := strings.Cut(string(text), "bus:\n")
-	require.True(t, ok)
-	_, after, ok = strings.Cut(after, "\n") // the embedded server's line
-	require.True(t, ok)
-	changed := before + fmt.Sprintf("connections: { main: { nats: { url: %q } } }\nbus: { nats: { connection: main } }\n", s.ClientURL()) + after
-	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
-
+	dir := exampleOn(t, s.ClientURL())
 	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
 	js := client(t, port)
 	orders, shipments := bucket(t, js, "orders"), bucket(t, js, "shipments")
