@@ -353,6 +353,9 @@ func TestTakenAddressNamesTheSetting(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	f.Add(good)
 	f.Add(head + "sources: [{name: &a x, map: *a}]")
+	f.Add(head + "sources: &a [{name: a, a: {}}]\ncontrollers: *a\n")
+	f.Add(head + "controllers: []\ncontrollers: [{name: a}]\n")
+	f.Add(head + "controllers: [null, ~, 1, [], {}]\nsources: [null, nats, 1]\nbus: nats\n")
 	f.Add(head + "connections: &a {x: *a}\nsources: &b [*b]\nbus: &c {memory: *c}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := load(text)

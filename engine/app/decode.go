@@ -84,6 +84,11 @@ func (d *decoder) decode(n *yaml.Node, v reflect.Value, path string) {
 		s.decodeSection(d, n, path)
 		return
 	}
+	if o, ok := reflect.TypeAssert[interface {
+		decodeOrigin(d *decoder, n *yaml.Node, path string)
+	}](v.Addr()); ok {
+		o.decodeOrigin(d, n, path)
+	}
 	if n.Tag == "!!null" && v.Kind() != reflect.Interface {
 		return
 	}
@@ -287,10 +292,17 @@ func (d *decoder) invalid(n *yaml.Node, path string, err error) {
 	d.fail(where, at(path, field), "%s", message)
 }
 
-// find returns the node of a dotted field below n, or the nearest one above it.
+// find returns the node of a dotted field below n, or the nearest one above it. A component that is just a word has
+// no node.
 func find(n *yaml.Node, path string) (*yaml.Node, bool) {
+	if n == nil {
+		return nil, false
+	}
 	for name := range strings.SplitSeq(path, ".") {
 		next := (*yaml.Node)(nil)
+		if n.Kind == yaml.AliasNode {
+			n = n.Alias
+		}
 		switch n.Kind {
 		case yaml.MappingNode:
 			for i := 0; i+1 < len(n.Content); i += 2 {

@@ -125,11 +125,6 @@ func (d *decoder) mergeDocument(into *Config, n *yaml.Node) {
 	if head, _ = find(n, "kind"); cfg.Kind != Kind {
 		d.fail(head, "kind", "want %s, got %q", Kind, cfg.Kind)
 	}
-	if list, ok := find(n, "controllers"); ok && list.Kind == yaml.SequenceNode {
-		for i := range min(len(cfg.Controllers), len(list.Content)) {
-			cfg.Controllers[i].decodeOrigin(d, list.Content[i], fmt.Sprintf("controllers[%d]", i))
-		}
-	}
 	into.Sources = append(into.Sources, cfg.Sources...)
 	into.Sinks = append(into.Sinks, cfg.Sinks...)
 	into.Controllers = append(into.Controllers, cfg.Controllers...)
