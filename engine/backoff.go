@@ -77,7 +77,7 @@ func (b Backoff) String() string {
 // middleware decides how long a failed run waits and when it is given up. It only decides: the queue makes the delayed
 // request.
 func (b Backoff) middleware(next Handler) Handler {
-	return func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
+	return func(ctx context.Context, rt Runtime, req Request) (Result, error) {
 		res, err := next(ctx, rt, req)
 		if err == nil && !res.Backoff || IsTerminal(err) {
 			return res, err

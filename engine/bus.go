@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"hash/maphash"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -37,10 +38,11 @@ type Queue interface {
 	// Enqueue adds a request. Nil means that a run will start after this call, or for a request with a Due time, after
 	// that time; on a durable bus, whatever happens to this process. It is safe for concurrent use.
 	Enqueue(ctx context.Context, req Request) error
-	// Run calls process for one request after the other, never twice at once for one key, until intake ends; then it
-	// waits for those that run and returns nil. Every run gets a context that is derived from work and that also ends
-	// when this process may no longer work on the key. An error means that the queue cannot go on.
-	Run(intake, work context.Context, process Process) error
+	// Run processes one request after the other, never twice at once for one key, until intake ends; then it waits for
+	// those that run and returns nil. Each worker calls newProcess once, and what that returns for each of its requests.
+	// Every run gets a context that is derived from work and that also ends when this process may no longer work on the
+	// key. An error means that the queue cannot go on.
+	Run(intake, work context.Context, newProcess func() Process) error
 	// Items returns every key that is not idle.
 	Items() []Item
 	// Stats counts keys, cheaply.
@@ -55,8 +57,11 @@ type Item = queue.Item[Key, Causes]
 
 // QueueRules say how causes are joined and what they mean to a key that is parked or delayed. They are for the buses of
 // this module.
-func QueueRules() queue.Config[Causes] {
-	return queue.Config[Causes]{
+func QueueRules() queue.Config[Key, Causes] {
+	seed := maphash.MakeSeed()
+	return queue.Config[Key, Causes]{
+		// A controller's keys differ in these.
+		Hash:      func(k Key) uint64 { return maphash.Comparable(seed, [2]string{k.Namespace, k.Name}) },
 		Join:      func(into *Causes, from Causes) { into.Join(from) },
 		Revives:   func(parked, added Causes) bool { return parked.Revives(added) },
 		Unchanged: func(kept, listed Causes) bool { return kept.Unchanged(listed) },

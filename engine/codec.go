@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -108,9 +109,9 @@ type causesBody struct {
 
 // MarshalJSON writes the causes and how many there were.
 func (c Causes) MarshalJSON() ([]byte, error) {
-	body := causesBody{Causes: c.All(), Incomplete: c.incomplete}
+	body := causesBody{Causes: c.All(), Incomplete: !c.Complete()}
 	if c.Dropped() > 0 {
-		body.Count = c.n
+		body.Count = c.Count()
 	}
 	return json.Marshal(body)
 }
@@ -122,16 +123,18 @@ func (c *Causes) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	*c = CausesOf(body.Causes...)
-	c.n, c.incomplete = max(c.n, body.Count), body.Incomplete
-	if len(body.Causes) == 0 {
-		c.n = 0
+	if len(body.Causes) > 0 {
+		c.n = max(c.n, int32(min(body.Count, math.MaxInt32))) //nolint:gosec // bounded here.
+	}
+	if body.Incomplete {
+		*c = c.Partial()
 	}
 	return nil
 }
 
 // EncodeRequest makes a message of a request.
 func EncodeRequest(r Request) (*message.Message, error) {
-	payload, err := json.Marshal(r.Causes)
+	payload, err := json.Marshal(r.Causes.of(nil))
 	if err != nil {
 		return nil, fmt.Errorf("encode request for %s: %w", r.Key, err)
 	}
@@ -186,8 +189,8 @@ const maxErrorText = 4 << 10
 // EncodeState makes a message of a key's state: the delayed request, or the parked one.
 func EncodeState(controller string, s queue.State[Key, Causes]) (*message.Message, error) {
 	body := stateBody{
-		Causes: s.Value, NotBefore: moment(s.NotBefore), Retry: s.Retry, Priority: Priority(s.Class),
-		Later: moment(s.Later), LaterCauses: s.LaterValue, Parked: s.Parked, Error: s.Err,
+		Causes: s.Value.of(nil), NotBefore: moment(s.NotBefore), Retry: s.Retry, Priority: Priority(s.Class),
+		Later: moment(s.Later), LaterCauses: s.LaterValue.of(nil), Parked: s.Parked, Error: s.Err,
 	}
 	if len(body.Error) > maxErrorText {
 		body.Error = body.Error[:maxErrorText] + "…"

@@ -260,15 +260,6 @@ func (c Controller) sources() []Source {
 	return append(all, c.reads...)
 }
 
-func (c Controller) readerOf(key Key) Reader {
-	for _, s := range c.sources() {
-		if r, ok := s.(Reader); ok && r.Covers(key) {
-			return r
-		}
-	}
-	return nil
-}
-
 func (c Controller) sinkOf(key Key) Sink {
 	for _, s := range c.sinks {
 		if s.Covers(key) {

@@ -11,7 +11,7 @@ import (
 	"github.com/windlass-dev/windlass/sources/memory"
 )
 
-func nop(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+func nop(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 	return engine.Result{}, nil
 }
 

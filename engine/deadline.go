@@ -3,7 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,11 +13,11 @@ func deadline(d time.Duration) Middleware {
 		if d <= 0 {
 			return next
 		}
-		return func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
-			lazy := &lazyDeadline{Context: ctx, at: time.Now().Add(d)}
+		return func(ctx context.Context, rt Runtime, req Request) (Result, error) {
+			lazy := &lazyDeadline{Context: ctx, at: rt.s.start.Add(d)}
 			defer lazy.cancel()
 			res, err := next(lazy, rt, req)
-			rt.timedOut = err != nil && errors.Is(context.Cause(lazy), ErrDeadline)
+			rt.s.timedOut = err != nil && errors.Is(context.Cause(lazy), ErrDeadline)
 			return res, err
 		}
 	}
@@ -28,12 +28,14 @@ func deadline(d time.Duration) Middleware {
 type lazyDeadline struct {
 	context.Context
 
-	at time.Time
+	at    time.Time
+	armed atomic.Pointer[armedDeadline]
+}
 
-	mu    sync.Mutex
-	armed context.Context
-	stop  context.CancelFunc
-	ended bool
+type armedDeadline struct {
+	context.Context
+
+	stop context.CancelFunc
 }
 
 // Deadline implements context.Context.
@@ -44,16 +46,17 @@ func (l *lazyDeadline) Deadline() (time.Time, bool) {
 	return l.at, true
 }
 
-func (l *lazyDeadline) arm() context.Context {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.armed == nil {
-		l.armed, l.stop = context.WithDeadlineCause(l.Context, l.at, ErrDeadline)
-		if l.ended {
-			l.stop() // whoever kept the context of a run beyond its end finds it ended
-		}
+func (l *lazyDeadline) arm() *armedDeadline {
+	if a := l.armed.Load(); a != nil {
+		return a
 	}
-	return l.armed
+	ctx, stop := context.WithDeadlineCause(l.Context, l.at, ErrDeadline)
+	a := &armedDeadline{ctx, stop}
+	if !l.armed.CompareAndSwap(nil, a) {
+		stop()
+		return l.armed.Load()
+	}
+	return a
 }
 
 // Done implements context.Context.
@@ -61,10 +64,7 @@ func (l *lazyDeadline) Done() <-chan struct{} { return l.arm().Done() }
 
 // Err implements context.Context.
 func (l *lazyDeadline) Err() error {
-	l.mu.Lock()
-	unasked := l.armed == nil && !l.ended
-	l.mu.Unlock()
-	if unasked && time.Now().Before(l.at) {
+	if l.armed.Load() == nil && time.Now().Before(l.at) {
 		return l.Context.Err()
 	}
 	return l.arm().Err()
@@ -73,23 +73,21 @@ func (l *lazyDeadline) Err() error {
 // Value implements context.Context. Once armed it must answer as the real context does: the context package finds a
 // parent to be cancelled with, and its cause, through Value.
 func (l *lazyDeadline) Value(key any) any {
-	l.mu.Lock()
-	armed := l.armed
-	l.mu.Unlock()
-	if armed == nil {
-		if !time.Now().Before(l.at) {
-			return l.arm().Value(key)
-		}
+	if l.armed.Load() == nil && time.Now().Before(l.at) {
 		return l.Context.Value(key)
 	}
-	return armed.Value(key)
+	return l.arm().Value(key)
 }
 
+// ended is what is armed in the context of a run that nobody looked at: whoever kept it finds it ended.
+var ended = func() *armedDeadline {
+	ctx, stop := context.WithCancel(context.Background()) //nolint:forbidigo // it has ended.
+	stop()
+	return &armedDeadline{ctx, stop}
+}()
+
 func (l *lazyDeadline) cancel() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ended = true
-	if l.stop != nil {
-		l.stop()
+	if !l.armed.CompareAndSwap(nil, ended) {
+		l.armed.Load().stop()
 	}
 }

@@ -44,18 +44,18 @@ type Effect struct {
 const IntentAnnotation = "windlass.dev/intent"
 
 // do carries out effects in their order and stops at the first that fails.
-func (rt *Runtime) do(ctx context.Context, effects []Effect) error {
+func (s *runState) do(ctx context.Context, effects []Effect) error {
 	for _, e := range effects {
-		sink := rt.c.sinkOf(e.Object.Key)
+		sink := s.c.sinkOf(e.Object.Key)
 		if sink == nil {
 			return Terminal(fmt.Errorf("%w: controller %s may not write %s: no sink that it Owns or WritesTo covers the key",
-				ErrInvalid, rt.c.name, e.Object.Key))
+				ErrInvalid, s.c.name, e.Object.Key))
 		}
-		if rt.c.dryRun {
-			rt.Log().InfoContext(ctx, "dry run", "would", e.Verb.String(), "target", e.Object.Key.String())
+		if s.c.dryRun {
+			s.log().InfoContext(ctx, "dry run", "would", e.Verb.String(), "target", e.Object.Key.String())
 			continue
 		}
-		a := application{rt: rt, sink: sink, effect: e, me: owner{rt.c.name, rt.req.Key}}
+		a := application{s: s, sink: sink, effect: e, me: owner{s.c.name, s.req.Key}}
 		if err := a.run(ctx); err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func (rt *Runtime) do(ctx context.Context, effects []Effect) error {
 
 // application is one effect on its way into its sink.
 type application struct {
-	rt     *Runtime
+	s      *runState
 	sink   Sink
 	effect Effect
 	me     owner
@@ -133,13 +133,13 @@ func (a *application) marked(ctx context.Context, have Object, exists bool) erro
 
 // recorded carries out an effect where the engine keeps the owner.
 func (a *application) recorded(ctx context.Context, have Object, exists bool) error {
-	own, target := a.rt.c.engine.ownership, a.effect.Object.Key
+	own, target := a.s.c.engine.ownership, a.effect.Object.Key
 	record, known := own.get(target)
 	if known && record.Owner != a.me {
 		if a.effect.Verb != ApplyObject {
 			return nil
 		}
-		a.rt.c.engine.tellRival(ctx, record.Owner, a.me, target)
+		a.s.c.engine.tellRival(ctx, record.Owner, a.me, target)
 		return fmt.Errorf("%s: %w: it belongs to %s", target, ErrResourceExists, record.Owner)
 	}
 	if known && exists && record.Intent != "" && !a.intended(record, have) {
@@ -165,7 +165,7 @@ func (a *application) recorded(ctx context.Context, have Object, exists bool) er
 }
 
 func (a *application) applyRecorded(ctx context.Context, have Object, exists bool, record ownerRecord, known bool) error {
-	own, want := a.rt.c.engine.ownership, a.effect.Object
+	own, want := a.s.c.engine.ownership, a.effect.Object
 	if exists && !known && !a.effect.Adopt {
 		return a.refuse(Key{})
 	}
@@ -199,8 +199,8 @@ func (a *application) applyRecorded(ctx context.Context, have Object, exists boo
 		return err
 	}
 	if !own.settle(want.Key) {
-		return a.rt.c.add(ctx, Request{Controller: a.me.Controller, Key: a.me.Key, Priority: PriorityDependency, Causes: CausesOf(Cause{
-			Trigger: Dependency, Operation: Put, Key: want.Key, Time: time.Now(), Traceparent: a.rt.traceparent,
+		return a.s.c.add(ctx, Request{Controller: a.me.Controller, Key: a.me.Key, Priority: PriorityDependency, Causes: CausesOf(Cause{
+			Trigger: Dependency, Operation: Put, Key: want.Key, Time: time.Now(), Traceparent: a.s.traceparent,
 		})})
 	}
 	return nil
@@ -212,7 +212,7 @@ func (a *application) confirm(ctx context.Context, record ownerRecord, revision 
 		return nil
 	}
 	record.Intent, record.Digest, record.Revision = "", "", revision
-	return a.rt.c.engine.ownership.put(ctx, a.effect.Object.Key, record)
+	return a.s.c.engine.ownership.put(ctx, a.effect.Object.Key, record)
 }
 
 // intended says whether have is what the unconfirmed record meant to create: it shows the intent's mark, or, where
@@ -233,13 +233,13 @@ func (a *application) refuse(of Key) error {
 }
 
 func (a *application) write() Write {
-	return Write{Traceparent: a.rt.traceparent, Fence: a.rt.req.Fence}
+	return Write{Traceparent: a.s.traceparent, Fence: a.s.req.Fence}
 }
 
 func (a *application) apply(ctx context.Context, w Write) (string, error) {
 	o := a.effect.Object
 	o.Owner = a.me.Key
-	ctx, end := a.rt.access(ctx, "apply", o.Key)
+	ctx, end := a.s.access(ctx, "apply", o.Key)
 	revision, err := a.sink.Apply(ctx, o, w)
 	end(err)
 	if err != nil {
@@ -251,7 +251,7 @@ func (a *application) apply(ctx context.Context, w Write) (string, error) {
 func (a *application) delete(ctx context.Context, have Object) error {
 	w := a.write()
 	w.Revision = have.Revision
-	ctx, end := a.rt.access(ctx, "delete", have.Key)
+	ctx, end := a.s.access(ctx, "delete", have.Key)
 	err := a.sink.Delete(ctx, have.Key, w)
 	end(err)
 	if err != nil && !errors.Is(err, ErrNotFound) {

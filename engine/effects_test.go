@@ -87,7 +87,7 @@ func (u *unmarked) text(name string) string {
 
 // copying keeps in target what things say.
 func copying(b *bundle, target engine.Source, key func(string) engine.Key) engine.Controller {
-	b.rec.answer = func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+	b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		n, err := engine.Get[int](ctx, rt, req.Key)
 		if engine.IsNotFound(err) {
 			return engine.Result{}, rt.Delete(ctx, key(req.Key.Name))
@@ -207,7 +207,7 @@ func TestUnownedObjectIsTakenOverOnRequest(t *testing.T) {
 	eachTarget(t, func(b *bundle, u *unmarked) {
 		u.Set("a", []byte("theirs"))
 		c := copying(b, u, u.Key)
-		b.rec.answer = func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			return engine.Result{}, rt.Do(ctx, engine.Effect{Adopt: true, Object: engine.Object{Key: u.Key("a"), Value: []byte("mine")}})
 		}
 		b.things.Set("a", 1)
@@ -219,7 +219,7 @@ func TestUnownedObjectIsTakenOverOnRequest(t *testing.T) {
 func TestTwoControllersThatClaimOneTarget(t *testing.T) {
 	eachTarget(t, func(b *bundle, u *unmarked) {
 		var log bytes.Buffer
-		handler := func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+		handler := func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			return engine.Result{}, rt.Apply(ctx, engine.Object{Key: u.Key("one"), Value: []byte(req.Controller)})
 		}
 		first := engine.NewController("first").For(b.things).Owns(u).WithHandler(handler)
@@ -242,7 +242,7 @@ func TestFormerTargetIsReleasedOrDeleted(t *testing.T) {
 		c := copying(b, u, u.Key)
 		b.things.Set("a", 1)
 		b.start(c)
-		b.rec.answer = func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			owned, err := rt.Owned(ctx, "target")
 			if err != nil || len(owned) != 1 {
 				return engine.Result{}, errors.Join(err, errBroken)
@@ -371,29 +371,29 @@ func TestDryRunWritesNothing(t *testing.T) {
 func TestRuntimeSaysWhatItMayNotDo(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		foreign := memory.New[int]("foreign")
-		for name, f := range map[string]func(ctx context.Context, rt *engine.Runtime) error{
-			`none of the sources that it references covers the key`: func(ctx context.Context, rt *engine.Runtime) error {
+		for name, f := range map[string]func(ctx context.Context, rt engine.Runtime) error{
+			`none of the sources that it references covers the key`: func(ctx context.Context, rt engine.Runtime) error {
 				_, err := rt.Get(ctx, foreign.Key("x"))
 				return err
 			},
-			`no sink that it Owns or WritesTo covers the key`: func(ctx context.Context, rt *engine.Runtime) error {
+			`no sink that it Owns or WritesTo covers the key`: func(ctx context.Context, rt engine.Runtime) error {
 				return rt.Apply(ctx, foreign.Object("x", 1))
 			},
-			`references no source "foreign"`: func(ctx context.Context, rt *engine.Runtime) error {
+			`references no source "foreign"`: func(ctx context.Context, rt engine.Runtime) error {
 				_, err := rt.List(ctx, "foreign")
 				return err
 			},
-			`has no sink "foreign"`: func(ctx context.Context, rt *engine.Runtime) error {
+			`has no sink "foreign"`: func(ctx context.Context, rt engine.Runtime) error {
 				_, err := rt.Owned(ctx, "foreign")
 				return err
 			},
-			`is not a key of source things`: func(ctx context.Context, rt *engine.Runtime) error {
+			`is not a key of source things`: func(ctx context.Context, rt engine.Runtime) error {
 				return rt.Enqueue(ctx, foreign.Key("x"), 0)
 			},
 		} {
 			bb := &bundle{t: b.t, things: memory.New[int]("things"), rec: &recorder{}}
 			var got error
-			bb.rec.answer = func(ctx context.Context, rt *engine.Runtime, _ engine.Request) (engine.Result, error) {
+			bb.rec.answer = func(ctx context.Context, rt engine.Runtime, _ engine.Request) (engine.Result, error) {
 				got = f(ctx, rt)
 				return engine.Result{}, nil
 			}
@@ -408,7 +408,7 @@ func TestRuntimeSaysWhatItMayNotDo(t *testing.T) {
 
 func TestRuntimeListsAndEnqueues(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			if req.Key.Name != "a" {
 				return engine.Result{}, nil
 			}

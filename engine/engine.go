@@ -57,8 +57,12 @@ type runner struct {
 	log     *slog.Logger
 	chain   Handler
 	queue   Queue
+	sources []Source // that it references
 	mapping *runner // of failed mappings; nil where no mapper can fail
 	waitFor []*router
+
+	workersMu sync.Mutex
+	workers   []*worker
 }
 
 // New checks the configuration and reports everything that is wrong with it at once.
@@ -125,7 +129,7 @@ func (e *Engine) addRunner(c Controller, outer []Middleware) {
 	if c.logger != nil {
 		log = c.logger
 	}
-	r := &runner{Controller: c, engine: e, log: log.With("controller", c.name)}
+	r := &runner{Controller: c, engine: e, log: log.With("controller", c.name), sources: c.sources()}
 	if len(c.watches) > 0 {
 		r.mapping = mappingOf(r)
 		r.mapping.build(outer)
@@ -158,11 +162,20 @@ func (e *Engine) routerOf(s Source, r *runner) *router {
 		}
 	}
 	if found == nil {
-		found = &router{engine: e, source: s, synced: make(chan struct{})}
+		found = &router{engine: e, source: s, topic: EventTopic(s.Name()), synced: make(chan struct{})}
 		e.routers = append(e.routers, found)
 	}
 	r.waitFor = append(r.waitFor, found)
 	return found
+}
+
+func (c *runner) readerOf(key Key) Reader {
+	for _, s := range c.sources {
+		if r, ok := s.(Reader); ok && r.Covers(key) {
+			return r
+		}
+	}
+	return nil
 }
 
 func (r *router) add(x route) { r.routes = append(r.routes, x) }
@@ -260,31 +273,57 @@ func (c *runner) run(intake, work context.Context) error {
 	var group sync.WaitGroup
 	var mappingErr error
 	if c.mapping != nil {
-		group.Go(func() { mappingErr = c.mapping.queue.Run(intake, work, c.mapping.process) })
+		group.Go(func() { mappingErr = c.mapping.queue.Run(intake, work, c.mapping.newProcess) })
 	}
 	if c.resync > 0 {
 		group.Go(func() { c.resyncEvery(intake, c.resync) })
 	}
-	err := c.queue.Run(intake, work, c.process)
+	err := c.queue.Run(intake, work, c.newProcess)
 	group.Wait()
 	return errors.Join(err, mappingErr)
 }
 
+// worker is where a worker of a controller shows what it does.
+type worker struct {
+	state *runState
+	since atomic.Int64 // when its run began, 0: it has none
+}
+
+// newProcess returns what one worker calls for each of its requests.
+func (c *runner) newProcess() Process {
+	w := &worker{}
+	c.workersMu.Lock()
+	c.workers = append(c.workers, w)
+	c.workersMu.Unlock()
+	return func(ctx context.Context, req Request) Outcome { return c.process(ctx, w, req) }
+}
+
 // process runs the chain for one request.
-func (c *runner) process(ctx context.Context, req Request) Outcome {
-	rt := &Runtime{c: c, req: req}
+func (c *runner) process(ctx context.Context, w *worker, req Request) Outcome {
+	if w.state == nil {
+		w.state = &runState{c: c}
+	}
+	s := w.state
+	rt := s.begin(req)
+	w.since.Store(s.start.UnixNano())
 	hooks := &c.engine.hooks
 	if hooks.RunStarted != nil {
-		hooks.RunStarted(req)
+		hooks.RunStarted(s.req)
 	}
-	start := time.Now()
-	res, err := c.chain(ctx, rt, req)
+	res, err := c.chain(ctx, rt, s.req)
 	o := Outcome{
-		Result: res, Err: err, Interrupted: err != nil && ctx.Err() != nil, TimedOut: err != nil && rt.timedOut,
-		Traceparent: rt.traceparent, Revision: rt.revision, Incarnation: rt.incarnation,
+		Result: res, Err: err, Interrupted: err != nil && ctx.Err() != nil, TimedOut: err != nil && s.timedOut, Traceparent: s.traceparent,
 	}
+	s.mu.Lock()
+	o.Revision, o.Incarnation = s.revision, s.incarnation
+	s.mu.Unlock()
+	o.ended = time.Now()
+	w.since.Store(0)
 	if hooks.RunEnded != nil {
-		hooks.RunEnded(req, o, time.Since(start))
+		hooks.RunEnded(s.req, o, o.ended.Sub(s.start))
+	}
+	if !s.end() {
+		w.state = nil
 	}
 	return o
 }
@@ -305,7 +344,7 @@ func (c *runner) resyncEvery(ctx context.Context, interval time.Duration) {
 			continue
 		}
 		for _, o := range objects {
-			cause := Cause{Trigger: Resynced, Operation: Resync, Key: o.Key, Revision: o.Revision, Incarnation: o.Incarnation, Time: time.Now()}
+			cause := Cause{Trigger: Resynced, Operation: Resync, Revision: o.Revision, Incarnation: o.Incarnation, Time: time.Now()}
 			if err := c.add(ctx, Request{Controller: c.name, Key: o.Key, Priority: PriorityList, Causes: CausesOf(cause)}); err != nil {
 				c.log.WarnContext(ctx, "resync cut short", "err", err)
 				break
@@ -343,25 +382,50 @@ func (e *Engine) Items(controller string) ([]Item, error) {
 		return nil, err
 	}
 	items := c.queue.Items()
+	for i := range items {
+		x := &items[i]
+		x.Value, x.LaterValue, x.Waiting = x.Value.of(&x.Key), x.LaterValue.of(&x.Key), x.Waiting.of(&x.Key)
+	}
 	sort.Slice(items, func(i, j int) bool { return items[i].Key.String() < items[j].Key.String() })
 	return items, nil
 }
 
+// Stats counts the keys of one controller.
+type Stats struct {
+	queue.Stats
+	// Busy is how long the running reconciles have run, added up; Longest is that of the one that has run longest.
+	Busy, Longest time.Duration
+}
+
 // Stats counts the keys of each controller; before Run has opened the queues there are none.
-func (e *Engine) Stats() map[string]queue.Stats {
-	stats := make(map[string]queue.Stats, len(e.runners))
+func (e *Engine) Stats() map[string]Stats {
+	stats := make(map[string]Stats, len(e.runners))
 	select {
 	case <-e.ready:
 	default:
 		return stats
 	}
 	for _, c := range e.runners {
-		stats[c.name] = c.queue.Stats()
+		stats[c.name] = c.stats()
 		if c.mapping != nil {
-			stats[c.mapping.name] = c.mapping.queue.Stats()
+			stats[c.mapping.name] = c.mapping.stats()
 		}
 	}
 	return stats
+}
+
+func (c *runner) stats() Stats {
+	s := Stats{Stats: c.queue.Stats()}
+	c.workersMu.Lock()
+	defer c.workersMu.Unlock()
+	for _, w := range c.workers {
+		if since := w.since.Load(); since != 0 {
+			age := max(time.Since(time.Unix(0, since)), 0)
+			s.Busy += age
+			s.Longest = max(s.Longest, age)
+		}
+	}
+	return s
 }
 
 func (e *Engine) runner(controller string) (*runner, error) {

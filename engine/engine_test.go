@@ -53,7 +53,7 @@ func TestChangesAreReconciledWithTheirCause(t *testing.T) {
 
 func TestManyEventsOfARunningKeyBecomeOneRunWithTheirCausesJoined(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			time.Sleep(time.Second)
 			return engine.Result{}, nil
 		}
@@ -108,7 +108,7 @@ func TestOutcomes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(b *bundle) {
 				n := 0
-				b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+				b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 					n++
 					return c.answers[n-1].res, c.answers[n-1].err
 				}
@@ -126,7 +126,7 @@ func TestOutcomes(t *testing.T) {
 
 func TestPoisonKeyIsParkedAfterItsAttemptsAndBlocksNobody(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			if req.Key.Name == "poison" {
 				return engine.Result{}, errBroken
 			}
@@ -150,7 +150,7 @@ func TestPoisonKeyIsParkedAfterItsAttemptsAndBlocksNobody(t *testing.T) {
 
 func TestEventsDoNotBurnTheBudgetOfAttempts(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, errBroken
 		}
 		b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Minute, MaxAttempts: 2}))
@@ -168,7 +168,7 @@ func TestEventsDoNotBurnTheBudgetOfAttempts(t *testing.T) {
 
 func TestBackoffResultNeverParks(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{Backoff: true}, nil
 		}
 		b.things.Set("a", 1)
@@ -180,7 +180,7 @@ func TestBackoffResultNeverParks(t *testing.T) {
 
 func TestBackoffWaits(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, errBroken
 		}
 		b.things.Set("a", 1)
@@ -196,7 +196,7 @@ func TestBackoffWaits(t *testing.T) {
 
 func TestJitterSpreadsTheWait(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, errBroken
 		}
 		b.things.Set("a", 1)
@@ -218,7 +218,7 @@ func TestDeadlineCancelsWithItsCause(t *testing.T) {
 		var cause error
 		var at time.Duration
 		var timedOut bool
-		b.rec.answer = func(ctx context.Context, _ *engine.Runtime, _ engine.Request) (engine.Result, error) {
+		b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 			<-ctx.Done()
 			cause, at = context.Cause(ctx), time.Since(epoch)
 			return engine.Result{}, ctx.Err()
@@ -237,7 +237,7 @@ func TestDeadlineCancelsWithItsCause(t *testing.T) {
 func TestPanicIsAnErrorWithItsStack(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		var got error
-		b.rec.answer = func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			if req.Attempt == 0 {
 				panic("oh")
 			}
@@ -260,7 +260,7 @@ func TestOrderOfTheMiddleware(t *testing.T) {
 		var seen []string
 		note := func(name string) engine.Middleware {
 			return func(next engine.Handler) engine.Handler {
-				return func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+				return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 					_, deadline := ctx.Deadline()
 					seen = append(seen, fmt.Sprintf("%s in, deadline %t", name, deadline))
 					res, err := next(ctx, rt, req)
@@ -270,7 +270,7 @@ func TestOrderOfTheMiddleware(t *testing.T) {
 			}
 		}
 		n := 0
-		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			if n++; n == 1 {
 				panic("inside")
 			}
@@ -289,7 +289,7 @@ func TestOrderOfTheMiddleware(t *testing.T) {
 
 func TestDelayedRequestsAreInspectable(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			switch req.Key.Name {
 			case "later":
 				return engine.Result{RequeueAfter: time.Minute}, nil
@@ -320,7 +320,7 @@ func TestDelayedRequestsAreInspectable(t *testing.T) {
 
 func TestEnqueueFromOutside(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, engine.Terminal(errBroken)
 		}
 		b.start()
@@ -355,7 +355,7 @@ func TestResyncReconcilesEveryKeyAgain(t *testing.T) {
 func TestShutdownLetsRunningReconcilesFinish(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		finished := 0
-		b.rec.answer = func(ctx context.Context, _ *engine.Runtime, _ engine.Request) (engine.Result, error) {
+		b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 			select {
 			case <-time.After(10 * time.Second):
 				finished++
@@ -379,7 +379,7 @@ func TestReconcileThatOutlastsTheDrainIsInterruptedNotFailed(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		var outcome engine.Outcome
 		var cause error
-		b.rec.answer = func(ctx context.Context, _ *engine.Runtime, _ engine.Request) (engine.Result, error) {
+		b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			return engine.Result{}, ctx.Err()
@@ -482,7 +482,7 @@ func TestHooksSeeTheWayOfAChange(t *testing.T) {
 		}
 		b.config.Hooks = engine.JoinHooks(engine.Hooks{
 			EventReceived: func(e engine.Event) { count("event " + e.Source) },
-			RequestAdded:  func(string, engine.Cause) { count("added") },
+			RequestAdded:  func(string, engine.Trigger) { count("added") },
 		}, engine.Hooks{
 			RunStarted:    func(engine.Request) { count("started") },
 			RunEnded:      func(engine.Request, engine.Outcome, time.Duration) { count("ended") },

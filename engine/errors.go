@@ -22,6 +22,8 @@ var (
 	ErrDeadline = errors.New("reconcile deadline exceeded")
 	// ErrShutdown is the cause with which reconciles are cancelled that outlast the drain timeout.
 	ErrShutdown = errors.New("engine shut down")
+	// ErrRunEnded says that a Runtime was used after its run.
+	ErrRunEnded = errors.New("the run that this Runtime belongs to has ended")
 	// ErrMalformed says that a message is not what the codec writes.
 	ErrMalformed = errors.New("malformed message")
 )

@@ -23,7 +23,7 @@ var errBroken = errors.New("broken")
 
 // recorder is a handler that remembers its runs and answers as told.
 type recorder struct {
-	answer func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error)
+	answer func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error)
 
 	mu   sync.Mutex
 	runs []run
@@ -34,7 +34,7 @@ type run struct {
 	req engine.Request
 }
 
-func (r *recorder) handle(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+func (r *recorder) handle(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 	r.mu.Lock()
 	r.runs = append(r.runs, run{time.Since(epoch), req})
 	r.mu.Unlock()

@@ -11,7 +11,7 @@ type Hooks struct {
 	// EventReceived is called for every event that a source emits, list brackets excluded.
 	EventReceived func(e Event)
 	// RequestAdded is called when a request was accepted by a controller's queue.
-	RequestAdded func(controller string, c Cause)
+	RequestAdded func(controller string, t Trigger)
 	// RequestDropped is called for a key that a mapper named and the controller does not reconcile.
 	RequestDropped func(controller string, key Key)
 	// MappingFailed is called when a mapper failed; the event is mapped again later.

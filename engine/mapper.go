@@ -68,7 +68,7 @@ func mappingKey(e Event) (Key, error) {
 func mappingOf(c *runner) *runner {
 	m := &runner{Controller: NewController(c.name).WithTimeout(c.timeout).WithBackoff(c.backoff), engine: c.engine, log: c.log}
 	m.name = c.name + ".mapping"
-	m.handler = func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
+	m.handler = func(ctx context.Context, rt Runtime, req Request) (Result, error) {
 		var e Event
 		if err := json.Unmarshal([]byte(req.Key.Name), &e); err != nil {
 			return Result{}, Terminal(fmt.Errorf("%w: %w", ErrMalformed, err))
@@ -83,7 +83,7 @@ func mappingOf(c *runner) *runner {
 				errs = append(errs, fmt.Errorf("map %s: %w", e.Key, err))
 				continue
 			}
-			errs = append(errs, c.enqueueMapped(ctx, e, keys))
+			errs = append(errs, c.enqueueMapped(ctx, &e, keys))
 		}
 		return Result{}, errors.Join(errs...)
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 
@@ -46,24 +47,30 @@ type memoryQueue struct {
 
 // Enqueue implements Queue. It never blocks.
 func (m *memoryQueue) Enqueue(_ context.Context, req Request) error {
-	m.q.Add(req.Key, req.Causes, req.Options())
+	m.q.Put(req.Key, req.Causes, req.Options())
 	return nil
 }
 
 // Run implements Queue.
-func (m *memoryQueue) Run(intake, work context.Context, process Process) error {
+func (m *memoryQueue) Run(intake, work context.Context, newProcess func() Process) error {
 	defer context.AfterFunc(intake, m.q.Close)()
 	var workers sync.WaitGroup
 	for range m.cfg.Workers {
 		workers.Go(func() {
-			for {
-				run, ok := m.q.Next()
-				if !ok {
-					return
+			process := newProcess()
+			var last Outcome
+			run, ok := m.q.Next()
+			for ok {
+				if run.Yield {
+					runtime.Gosched()
 				}
-				req := RequestOf(m.cfg.Controller, run)
-				m.q.Finish(run, AfterRun(req, process(work, req)))
-				m.q.Release(run.Key)
+				req := RequestOf(m.cfg.Controller, &run)
+				if !run.Yield && run.Taken == last.ended.UnixNano() {
+					req.taken = last.ended
+				}
+				last = process(work, req)
+				out := AfterRun(&req, last)
+				ok = m.q.FinishNext(&run, &out, last.ended.UnixNano())
 			}
 		})
 	}
@@ -78,8 +85,8 @@ func (m *memoryQueue) Items() []Item { return m.q.Items() }
 func (m *memoryQueue) Stats() queue.Stats { return m.q.Stats() }
 
 // Options says how a queue adds r. It is for the buses of this module, as RequestOf is.
-func (r Request) Options() queue.Options {
-	o := queue.Options{Class: queue.Class(r.Priority), Manual: r.Manual}
+func (r *Request) Options() queue.Options {
+	o := queue.Options{Class: queue.Class(r.Priority), Manual: r.Manual, Now: r.now}
 	if !r.Due.IsZero() {
 		o.Later = r.Due.UnixNano()
 	}
@@ -87,9 +94,9 @@ func (r Request) Options() queue.Options {
 }
 
 // RequestOf returns what a queue took out, as handlers see it.
-func RequestOf(controller string, run queue.Run[Key, Causes]) Request {
+func RequestOf(controller string, run *queue.Run[Key, Causes]) Request {
 	return Request{
 		Controller: controller, Key: run.Key, Causes: run.Value, Attempt: run.Attempt,
-		Priority: Priority(run.Class), RetryPending: run.RetryPending, Waited: time.Since(time.Unix(0, run.Since)),
+		Priority: Priority(run.Class), RetryPending: run.RetryPending, Waited: time.Duration(run.Taken - run.Since),
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -12,6 +13,8 @@ import (
 // and one at a time: the next after the ack of the last, the same again after a nack. A topic without subscribers
 // keeps nothing.
 type topics struct {
+	listened atomic.Bool // somebody has subscribed
+
 	mu     sync.Mutex
 	groups map[string][]*group
 }
@@ -29,6 +32,9 @@ var errClosed = errors.New("memory bus: subscriber closed")
 
 // Wants says whether anybody subscribed to topic.
 func (t *topics) Wants(topic string) bool {
+	if !t.listened.Load() {
+		return false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.groups[topic]) > 0
@@ -173,6 +179,7 @@ func (t *topics) join(topic, name string) *group {
 	}
 	g := &group{name: name, turn: make(chan struct{}, 1), members: 1}
 	t.groups[topic] = append(t.groups[topic], g)
+	t.listened.Store(true)
 	return g
 }
 

@@ -17,11 +17,11 @@ func chain(h Handler, outermostFirst ...Middleware) Handler {
 
 // logged reports what failed, one line a run. It is the only place where errors of reconciles are logged.
 func logged(next Handler) Handler {
-	return func(ctx context.Context, rt *Runtime, req Request) (Result, error) {
+	return func(ctx context.Context, rt Runtime, req Request) (Result, error) {
 		res, err := next(ctx, rt, req)
 		switch {
 		case err == nil:
-			if log := rt.logger(); log.Enabled(ctx, slog.LevelDebug) {
+			if log := rt.s.c.log; log.Enabled(ctx, slog.LevelDebug) {
 				rt.Log().DebugContext(ctx, "reconciled", "requeue_after", res.RequeueAfter)
 			}
 		case context.Cause(ctx) != nil:
@@ -38,7 +38,7 @@ func logged(next Handler) Handler {
 // recovered turns a panic into an error. It stands next to the handler, so that all other middleware sees an ordinary
 // failure.
 func recovered(next Handler) Handler {
-	return func(ctx context.Context, rt *Runtime, req Request) (res Result, err error) {
+	return func(ctx context.Context, rt Runtime, req Request) (res Result, err error) {
 		defer func() {
 			if p := recover(); p != nil {
 				res, err = Result{}, &PanicError{Value: p, Stack: debug.Stack()}

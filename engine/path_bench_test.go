@@ -45,7 +45,7 @@ func BenchmarkPath(b *testing.B) {
 			seen := make([]atomic.Bool, src.keys)
 			var distinct atomic.Int64
 			c := engine.NewController("bench").For(src).WithConcurrency(8).WithHandler(
-				func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+				func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 					i, err := strconv.Atoi(req.Key.Name)
 					if err == nil && !seen[i].Swap(true) && distinct.Add(1) == int64(src.keys) {
 						cancel()

@@ -65,7 +65,7 @@ type Cause struct {
 	Trigger   Trigger   `json:"trigger"`
 	Operation Operation `json:"operation"`
 	// Key, Revision and Incarnation are those of the object that changed.
-	Key         Key       `json:"key"`
+	Key         Key       `json:"key,omitzero"`
 	Revision    string    `json:"revision,omitempty"`
 	Incarnation string    `json:"incarnation,omitempty"`
 	Time        time.Time `json:"time"`
@@ -78,107 +78,210 @@ const MaxCauses = 8
 // Causes are the causes of one request, joined. The zero value has none. Causes are for telemetry and explanation: do
 // not decide by them, for a reconcile must be right whatever led to it.
 type Causes struct {
-	first      Cause
-	rest       []Cause
-	n          int
+	*causes
+
+	own *Key // the request's, where it is known
+}
+
+// causes are kept small, for there are as many as there are pending keys.
+type causes struct {
+	first      cause
+	rest       []cause
+	n          int32
 	incomplete bool
 }
 
-// CausesOf returns the causes given, bounded.
-func CausesOf(causes ...Cause) Causes {
+// cause is a Cause without what its request knows.
+type cause struct {
+	revision, incarnation, traceparent string
+	key                                *Key // nil: the request's own
+	time                               int64
+	trigger                            Trigger
+	operation                          Operation
+}
+
+func (c *cause) expand(own *Key) Cause {
+	x := Cause{
+		Trigger: c.trigger, Operation: c.operation, Revision: c.revision, Incarnation: c.incarnation,
+		Traceparent: c.traceparent, Time: moment(c.time),
+	}
+	if c.key != nil {
+		x.Key = *c.key
+	} else if own != nil {
+		x.Key = *own
+	}
+	return x
+}
+
+func compact(c Cause) cause {
+	x := cause{
+		trigger: c.Trigger, operation: c.Operation, revision: c.Revision, incarnation: c.Incarnation,
+		traceparent: c.Traceparent, time: nanos(c.Time),
+	}
+	if !c.Key.IsZero() {
+		k := c.Key // all of c would be on the heap otherwise
+		x.key = &k
+	}
+	return x
+}
+
+// CausesOf returns the causes given, bounded. A cause without a Key speaks of the request's own.
+func CausesOf(all ...Cause) Causes {
 	var c Causes
-	for _, cause := range causes {
-		c.add(cause)
+	for _, x := range all {
+		c.add(compact(x))
+	}
+	return c
+}
+
+// of returns the causes with the key of their request, which All needs for those that speak of it.
+func (c Causes) of(key *Key) Causes {
+	if c.causes != nil {
+		c.own = key
 	}
 	return c
 }
 
 // All returns the causes that were kept, the oldest first.
 func (c Causes) All() []Cause {
-	if c.n == 0 {
+	if c.Count() == 0 {
 		return nil
 	}
-	return append([]Cause{c.first}, c.rest...)
+	all := append(make([]Cause, 0, 1+len(c.rest)), c.first.expand(c.own))
+	for i := range c.rest {
+		all = append(all, c.rest[i].expand(c.own))
+	}
+	return all
 }
 
 // Count is how many causes there were, the dropped ones included.
-func (c Causes) Count() int { return c.n }
+func (c Causes) Count() int {
+	if c.causes == nil {
+		return 0
+	}
+	return int(c.n)
+}
 
 // Dropped is how many causes were not kept.
-func (c Causes) Dropped() int { return max(c.n-1-len(c.rest), 0) }
+func (c Causes) Dropped() int {
+	if c.causes == nil {
+		return 0
+	}
+	return max(int(c.n)-1-len(c.rest), 0)
+}
 
 // Complete says whether every cause was counted. Across processes a queue may forget some.
-func (c Causes) Complete() bool { return !c.incomplete }
+func (c Causes) Complete() bool { return c.causes == nil || !c.incomplete }
 
 // Newest returns the cause that came last.
 func (c Causes) Newest() Cause {
-	if len(c.rest) > 0 {
-		return c.rest[len(c.rest)-1]
+	if x := c.newest(); x != nil {
+		return x.expand(c.own)
 	}
-	return c.first
+	return Cause{}
 }
 
-func (c *Causes) add(cause Cause) {
+func (c Causes) newest() *cause {
+	switch {
+	case c.Count() == 0:
+		return nil
+	case len(c.rest) > 0:
+		return &c.rest[len(c.rest)-1]
+	default:
+		return &c.first
+	}
+}
+
+func (c *Causes) add(x cause) {
+	if c.causes == nil {
+		c.causes = &causes{}
+	}
 	c.n++
 	switch {
 	case c.n == 1:
-		c.first = cause
+		c.first = x
 	case len(c.rest) < MaxCauses-1:
-		c.rest = append(c.rest, cause)
+		c.rest = append(c.rest, x)
 	default:
 		copy(c.rest, c.rest[1:])
-		c.rest[len(c.rest)-1] = cause
+		c.rest[len(c.rest)-1] = x
 	}
 }
 
-// Join adds the causes of from to those of c.
+// Join adds the causes of from, which are of the same request, to those of c.
 func (c *Causes) Join(from Causes) {
+	if from.causes == nil {
+		return
+	}
 	dropped := from.Dropped()
 	if from.n > 0 {
 		c.add(from.first)
 	}
-	for _, cause := range from.rest {
-		c.add(cause)
+	for _, x := range from.rest {
+		c.add(x)
 	}
-	if c.n > 0 {
-		c.n += dropped
+	if c.causes == nil {
+		c.causes = &causes{}
 	}
+	if c.own == nil {
+		c.own = from.own
+	}
+	c.n += int32(dropped) //nolint:gosec // a count of causes.
 	c.incomplete = c.incomplete || from.incomplete
 }
 
-// Clone returns a copy that shares nothing with c.
+// clone returns a copy that shares nothing with c.
 func (c Causes) clone() Causes {
-	c.rest = append([]Cause(nil), c.rest...)
-	return c
+	var copied Causes
+	copied.Join(c)
+	return copied.of(c.own)
 }
 
-// version returns the newest cause that knows a version of the request's own key.
-func (c Causes) version() (Cause, bool) {
-	for _, v := range slices.Backward(c.rest) {
-		if v.own() {
-			return v, true
+// version returns the newest cause that knows a version of the request's own key, or nil.
+func (c Causes) version() *cause {
+	if c.causes == nil {
+		return nil
+	}
+	for i := range slices.Backward(c.rest) {
+		if c.rest[i].own() {
+			return &c.rest[i]
 		}
 	}
-	return c.first, c.n > 0 && c.first.own()
+	if c.n > 0 && c.first.own() {
+		return &c.first
+	}
+	return nil
 }
 
 // own says that the cause speaks of the request's own key and knows its version.
-func (c Cause) own() bool { return c.Trigger != Dependency && c.Revision != "" }
+func (c *cause) own() bool { return c.trigger != Dependency && c.revision != "" }
 
 // quiet says that something else was listed, and is not known to have changed.
-func (c Cause) quiet() bool { return c.Trigger == Dependency && c.Operation == Resync }
+func (c *cause) quiet() bool { return c.trigger == Dependency && c.operation == Resync }
+
+// each calls f for each cause that was kept, until f returns false.
+func (c Causes) each(f func(*cause) bool) {
+	if c.Count() == 0 || !f(&c.first) {
+		return
+	}
+	for i := range c.rest {
+		if !f(&c.rest[i]) {
+			return
+		}
+	}
+}
 
 // Revives says whether causes that arrive bring back a key that was parked with the causes of c: news of its
 // dependencies does, and news of itself if the revision or incarnation differs. Where there is nothing to compare, a
 // live event is news and a list is not.
 func (c Causes) Revives(arrived Causes) bool {
-	for _, cause := range arrived.All() {
+	for x := range arrived.each {
 		switch {
-		case cause.Trigger == Manual, cause.Trigger == Dependency && !cause.quiet():
+		case x.trigger == Manual, x.trigger == Dependency && !x.quiet():
 			return true
-		case cause.Trigger == Dependency:
-		case c.knows(cause):
-		case cause.Trigger != Resynced || c.versioned() && cause.Revision != "":
+		case x.trigger == Dependency:
+		case c.knows(x):
+		case x.trigger != Resynced || c.version() != nil && x.revision != "":
 			return true
 		}
 	}
@@ -187,23 +290,18 @@ func (c Causes) Revives(arrived Causes) bool {
 
 // Unchanged says that everything listed is as it was when c were the causes of what is kept for the key.
 func (c Causes) Unchanged(listed Causes) bool {
-	for _, cause := range listed.All() {
-		if !cause.quiet() && !c.knows(cause) {
+	for x := range listed.each {
+		if !x.quiet() && !c.knows(x) {
 			return false
 		}
 	}
 	return true
 }
 
-func (c Causes) versioned() bool {
-	_, known := c.version()
-	return known
-}
-
-// knows says that cause speaks of the version of the key that c know.
-func (c Causes) knows(cause Cause) bool {
-	v, known := c.version()
-	return known && cause.own() && v.Revision == cause.Revision && v.Incarnation == cause.Incarnation
+// knows says that x speaks of the version of the key that c know.
+func (c Causes) knows(x *cause) bool {
+	v := c.version()
+	return v != nil && x.own() && v.revision == x.revision && v.incarnation == x.incarnation
 }
 
 // Request is one key of one controller that must be reconciled.
@@ -225,14 +323,26 @@ type Request struct {
 	Fence uint64
 	// Waited is how long the request was ready before this run.
 	Waited time.Duration
+
+	now   int64     // when it was made, if that is known
+	taken time.Time // when it was taken, if that is known with a monotonic clock
 }
 
 // Trigger is that of the newest cause.
-func (r Request) Trigger() Trigger { return r.Causes.Newest().Trigger }
+func (r Request) Trigger() Trigger {
+	if x := r.Causes.newest(); x != nil {
+		return x.trigger
+	}
+	return Created
+}
 
 // Partial returns the causes marked as incomplete: a bus that keeps the newest message of a key may have replaced
 // others.
 func (c Causes) Partial() Causes {
+	c = c.clone()
+	if c.causes == nil {
+		c.causes = &causes{}
+	}
 	c.incomplete = true
 	return c
 }

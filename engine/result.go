@@ -30,11 +30,11 @@ func (r Result) Retry() time.Duration { return r.retry }
 
 // Handler reconciles one key: it reads what should be and what is, and writes what differs. It must be right whatever
 // caused it, and right when called twice.
-type Handler func(ctx context.Context, rt *Runtime, req Request) (Result, error)
+type Handler func(ctx context.Context, rt Runtime, req Request) (Result, error)
 
 // Reconciler is Handler as an interface.
 type Reconciler interface {
-	Reconcile(ctx context.Context, rt *Runtime, req Request) (Result, error)
+	Reconcile(ctx context.Context, rt Runtime, req Request) (Result, error)
 }
 
 // Middleware wraps a handler.
@@ -114,22 +114,31 @@ type Outcome struct {
 	Traceparent string
 	// Revision and Incarnation are those of the request's own object as the run read it; empty if it did not.
 	Revision, Incarnation string
+
+	ended time.Time
 }
 
 // AfterRun tells a queue what to do with a request after its run. It is for the buses of this module.
-func AfterRun(req Request, o Outcome) queue.Outcome[Causes] {
-	next := func(t Trigger) Cause {
-		c := Cause{Trigger: t, Key: req.Key, Time: time.Now(), Traceparent: o.Traceparent, Revision: o.Revision, Incarnation: o.Incarnation}
-		if v, known := req.Causes.version(); known && c.Revision == "" {
-			c.Revision, c.Incarnation = v.Revision, v.Incarnation
+func AfterRun(req *Request, o Outcome) queue.Outcome[Causes] {
+	if o.Err == nil && o.Result == (Result{}) && !o.Interrupted {
+		return queue.Outcome[Causes]{Verdict: queue.Done}
+	}
+	next := func(t Trigger) cause {
+		c := cause{trigger: t, time: time.Now().UnixNano(), traceparent: o.Traceparent, revision: o.Revision, incarnation: o.Incarnation}
+		if v := req.Causes.version(); v != nil && c.revision == "" {
+			c.revision, c.incarnation = v.revision, v.incarnation
 		}
 		return c
 	}
+	fresh := func(t Trigger) (c Causes) {
+		c.add(next(t))
+		return c
+	}
 	after := func(t Trigger) Causes {
-		c := req.Causes.clone()
+		c := req.Causes.clone().of(nil)
 		// One cause speaks for all tries: those of the tries before are in the spans that they link to.
-		if n := len(c.rest); n > 0 && c.rest[n-1].Trigger == t {
-			c.rest[n-1] = next(t)
+		if last := c.newest(); c.Count() > 1 && last.trigger == t {
+			*last = next(t)
 		} else {
 			c.add(next(t))
 		}
@@ -138,7 +147,7 @@ func AfterRun(req Request, o Outcome) queue.Outcome[Causes] {
 	res := o.Result
 	switch {
 	case o.Interrupted:
-		return queue.Outcome[Causes]{Verdict: queue.Interrupt, Value: req.Causes}
+		return queue.Outcome[Causes]{Verdict: queue.Interrupt, Value: req.Causes.of(nil)}
 	case IsTerminal(o.Err):
 		return queue.Outcome[Causes]{Verdict: queue.Park, Value: after(Retried), Err: o.Err.Error()}
 	case o.Err != nil:
@@ -148,9 +157,9 @@ func AfterRun(req Request, o Outcome) queue.Outcome[Causes] {
 		}
 		return out
 	case res.RequeueAfter > 0 || res.now:
-		return queue.Outcome[Causes]{Verdict: queue.Requeue, After: res.RequeueAfter, Value: CausesOf(next(Requeued))}
+		return queue.Outcome[Causes]{Verdict: queue.Requeue, After: res.RequeueAfter, Value: fresh(Requeued)}
 	case res.Defer > 0:
-		return queue.Outcome[Causes]{Verdict: queue.Defer, After: res.Defer, Value: CausesOf(next(Requeued))}
+		return queue.Outcome[Causes]{Verdict: queue.Defer, After: res.Defer, Value: fresh(Requeued)}
 	case res.Backoff:
 		return queue.Outcome[Causes]{Verdict: queue.Retry, After: res.retry, Value: after(Retried)}
 	default:

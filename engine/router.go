@@ -16,6 +16,7 @@ import (
 type router struct {
 	engine *Engine
 	source Source
+	topic  string
 	routes []route
 
 	listing atomic.Bool // expected is being filled
@@ -47,8 +48,8 @@ const (
 
 // emit is the Emit of this router's source, within Config.Emit.
 func (r *router) emit(ctx context.Context, e Event) error {
-	published := r.publish(e)
-	err := r.route(ctx, e)
+	published := r.publish(&e)
+	err := r.route(ctx, &e)
 	if published != nil {
 		err = errors.Join(err, <-published)
 	}
@@ -56,26 +57,25 @@ func (r *router) emit(ctx context.Context, e Event) error {
 }
 
 // publish starts publishing the event and returns where the result will be, or nil if nobody wants it.
-func (r *router) publish(e Event) <-chan error {
+func (r *router) publish(e *Event) <-chan error {
 	p := r.engine.publisher
 	if p == nil || e.Operation != Put && e.Operation != Delete && e.Operation != Purge {
 		return nil // a list tells nobody else anything
 	}
-	topic := EventTopic(e.Source)
-	if w, ok := p.(interface{ Wants(topic string) bool }); ok && !w.Wants(topic) {
+	if w, ok := p.(interface{ Wants(topic string) bool }); ok && !w.Wants(r.topic) {
 		return nil
 	}
 	done := make(chan error, 1)
-	m, err := EncodeEvent(e, r.engine.name)
+	m, err := EncodeEvent(*e, r.engine.name)
 	if err != nil {
 		done <- err
 		return done
 	}
-	go func(m *message.Message) { done <- p.Publish(topic, m) }(m)
+	go func(m *message.Message) { done <- p.Publish(r.topic, m) }(m)
 	return done
 }
 
-func (r *router) route(ctx context.Context, e Event) error {
+func (r *router) route(ctx context.Context, e *Event) error {
 	switch e.Operation {
 	case ListStarted:
 		r.listStarted()
@@ -87,7 +87,7 @@ func (r *router) route(ctx context.Context, e Event) error {
 	case Delete, Purge:
 	}
 	if f := r.engine.hooks.EventReceived; f != nil {
-		f(e)
+		f(*e)
 	}
 	var errs error
 	for i := range r.routes {
@@ -99,36 +99,38 @@ func (r *router) route(ctx context.Context, e Event) error {
 }
 
 // follow adds what an event means to one controller.
-func (r *route) follow(ctx context.Context, e Event) error {
+func (r *route) follow(ctx context.Context, e *Event) error {
 	c := r.to
 	switch r.role {
 	case primary:
 		return c.add(ctx, Request{
-			Controller: c.name, Key: e.Key, Priority: priorityOf(e, PriorityLive), Causes: CausesOf(causeOf(e, triggerOf(e))),
+			Controller: c.name, Key: e.Key, Priority: priorityOf(e, PriorityLive), Causes: causesOf(e, triggerOf(e)), now: e.Time.UnixNano(),
 		})
 	case owned:
 		keys, changed := c.ownersOf(ctx, e)
 		if changed {
-			e.Operation = Put // a list found a change that no event told of
+			found := *e
+			found.Operation = Put // a list found a change that no event told of
+			e = &found
 		}
 		return c.enqueueMapped(ctx, e, keys)
 	default:
-		keys, err := protected(ctx, r.mapper, e)
+		keys, err := protected(ctx, r.mapper, *e)
 		if err != nil {
-			return c.keepForMapper(ctx, e, err)
+			return c.keepForMapper(ctx, *e, err)
 		}
 		return c.enqueueMapped(ctx, e, keys)
 	}
 }
 
-func priorityOf(e Event, p Priority) Priority {
+func priorityOf(e *Event, p Priority) Priority {
 	if e.Operation == Resync {
 		return PriorityList
 	}
 	return p
 }
 
-func triggerOf(e Event) Trigger {
+func triggerOf(e *Event) Trigger {
 	switch {
 	case e.Operation == Resync:
 		return Resynced
@@ -141,28 +143,34 @@ func triggerOf(e Event) Trigger {
 	}
 }
 
-func causeOf(e Event, t Trigger) Cause {
-	return Cause{
-		Trigger: t, Operation: e.Operation, Key: e.Key, Revision: e.Revision, Incarnation: e.Incarnation,
-		Time: e.Time, Traceparent: e.Traceparent,
+// causesOf returns an event as the only cause of a request.
+func causesOf(e *Event, t Trigger) Causes {
+	x := cause{
+		trigger: t, operation: e.Operation, revision: e.Revision, incarnation: e.Incarnation,
+		time: e.Time.UnixNano(), traceparent: e.Traceparent,
 	}
+	if t == Dependency {
+		k := e.Key
+		x.key = &k
+	}
+	return Causes{causes: &causes{first: x, n: 1}}
 }
 
 // ownersOf returns the keys that own the object of e: by its marks, or by the engine's records. Changed says that a
 // listed object is not as the engine left it, which only the records can tell.
-func (c *runner) ownersOf(ctx context.Context, e Event) (keys []Key, changed bool) {
+func (c *runner) ownersOf(ctx context.Context, e *Event) (keys []Key, changed bool) {
 	if r, ok := c.engine.ownership.get(e.Key); ok {
-		if r.Owner.Controller != c.name || c.engine.ownership.wrote(e) {
+		if r.Owner.Controller != c.name || c.engine.ownership.wrote(*e) {
 			return nil, false
 		}
 		return []Key{r.Owner.Key}, e.Operation == Resync
 	}
-	keys, _ = MapOwner(ctx, e) // it never fails
+	keys, _ = MapOwner(ctx, *e) // it never fails
 	return keys, false
 }
 
 // enqueueMapped adds a request for each key that is the controller's; others are dropped, counted and logged.
-func (c *runner) enqueueMapped(ctx context.Context, e Event, keys []Key) error {
+func (c *runner) enqueueMapped(ctx context.Context, e *Event, keys []Key) error {
 	var errs error
 	for _, k := range keys {
 		if r, ok := c.primary.(Reader); ok && !r.Covers(k) {
@@ -174,7 +182,7 @@ func (c *runner) enqueueMapped(ctx context.Context, e Event, keys []Key) error {
 			continue
 		}
 		err := c.add(ctx, Request{
-			Controller: c.name, Key: k, Priority: priorityOf(e, PriorityDependency), Causes: CausesOf(causeOf(e, Dependency)),
+			Controller: c.name, Key: k, Priority: priorityOf(e, PriorityDependency), Causes: causesOf(e, Dependency),
 		})
 		errs = errors.Join(errs, err)
 	}
@@ -183,11 +191,12 @@ func (c *runner) enqueueMapped(ctx context.Context, e Event, keys []Key) error {
 
 // add hands a request to the queue.
 func (c *runner) add(ctx context.Context, req Request) error {
+	trigger := req.Trigger() // the causes are the queue's from here on
 	if err := c.queue.Enqueue(ctx, req); err != nil {
 		return fmt.Errorf("controller %s: enqueue %s: %w", c.name, req.Key, err)
 	}
 	if f := c.engine.hooks.RequestAdded; f != nil {
-		f(c.name, req.Causes.first)
+		f(c.name, trigger)
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func (t *Tracing) Install(cfg *engine.Config) {
 
 // Middleware makes the span of a reconcile attempt.
 func (t *Tracing) Middleware(next engine.Handler) engine.Handler {
-	return func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		ctx, span := t.start(ctx, req)
 		defer span.End()
 		if sc := span.SpanContext(); sc.IsValid() {

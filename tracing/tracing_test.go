@@ -48,7 +48,7 @@ func spans(t *testing.T, parent bool, handler engine.Handler, f func(things, own
 }
 
 func TestRetryIsLinkedToTheRunThatFailed(t *testing.T) {
-	got := spans(t, false, func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+	got := spans(t, false, func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 		if req.Attempt == 0 {
 			return engine.Result{}, errors.New("broken")
 		}
@@ -69,7 +69,7 @@ func TestRetryIsLinkedToTheRunThatFailed(t *testing.T) {
 }
 
 func TestOneCauseCanBeTheParent(t *testing.T) {
-	got := spans(t, true, func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+	got := spans(t, true, func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 		return engine.Result{}, nil
 	},
 		func(things, _ *memory.Map[int]) { things.Set("a", 1) })
@@ -77,7 +77,7 @@ func TestOneCauseCanBeTheParent(t *testing.T) {
 }
 
 func TestWhatAReconcileWritesContinuesItsTrace(t *testing.T) {
-	got := spans(t, false, func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+	got := spans(t, false, func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		if req.Trigger() == engine.Dependency {
 			return engine.Result{}, nil
 		}

@@ -68,7 +68,7 @@ func TestDelayAttemptAndParkedStateSurviveARestart(t *testing.T) {
 		bus, orders, seen := b.bus("shop"), b.bucket("orders"), &runs{}
 		c := engine.NewController("c").For(orders).WithConcurrency(4).
 			WithBackoff(engine.Backoff{Initial: 3 * time.Second, MaxAttempts: 9}).
-			WithHandler(func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+			WithHandler(func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 				seen.add(req)
 				switch {
 				case req.Key.Name == "later" && req.Trigger() != engine.Requeued:
@@ -137,10 +137,10 @@ func TestRequestForLaterIsDurable(t *testing.T) {
 	// It is taken into the state record, and survives there.
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	require.NoError(t, q.Run(ctx, t.Context(), func(context.Context, engine.Request) engine.Outcome {
+	require.NoError(t, q.Run(ctx, t.Context(), workers(func(context.Context, engine.Request) engine.Outcome {
 		t.Error("it ran too early")
 		return engine.Outcome{}
-	}))
+	})))
 	bus.Close(t.Context())
 
 	bus = b.bus("shop")
@@ -150,12 +150,12 @@ func TestRequestForLaterIsDurable(t *testing.T) {
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	var ran time.Time
-	require.NoError(t, q.Run(ctx, t.Context(), func(_ context.Context, req engine.Request) engine.Outcome {
+	require.NoError(t, q.Run(ctx, t.Context(), workers(func(_ context.Context, req engine.Request) engine.Outcome {
 		ran = time.Now()
 		require.Equal(t, key, req.Key)
 		cancel()
 		return engine.Outcome{}
-	}))
+	})))
 	require.WithinDuration(t, due, ran, 2*time.Second)
 	require.False(t, ran.Before(due.Add(-time.Millisecond)), "never early")
 }
@@ -168,20 +168,20 @@ func TestUnfinishedRunIsRepeatedByTheNextProcess(t *testing.T) {
 	key := b.bucket("orders").Key("k")
 	require.NoError(t, q.Enqueue(t.Context(), engine.Request{Controller: "c", Key: key}))
 	ctx, cancel := context.WithCancel(t.Context())
-	require.NoError(t, q.Run(ctx, t.Context(), func(context.Context, engine.Request) engine.Outcome {
+	require.NoError(t, q.Run(ctx, t.Context(), workers(func(context.Context, engine.Request) engine.Outcome {
 		cancel()
 		return engine.Outcome{Err: errors.New("cut short"), Interrupted: true}
-	}))
+	})))
 	q, err = bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 1})
 	require.NoError(t, err)
 	ctx, cancel = context.WithCancel(t.Context())
 	n := 0
-	require.NoError(t, q.Run(ctx, t.Context(), func(_ context.Context, req engine.Request) engine.Outcome {
+	require.NoError(t, q.Run(ctx, t.Context(), workers(func(_ context.Context, req engine.Request) engine.Outcome {
 		n++
 		require.Zero(t, req.Attempt, "an interruption is no failure")
 		cancel()
 		return engine.Outcome{}
-	}))
+	})))
 	require.Equal(t, 1, n)
 	bus.Close(t.Context())
 }
@@ -200,13 +200,13 @@ func TestRecordThatIsGoneCanBeRemoved(t *testing.T) {
 	done := make(chan error, 1)
 	var runs atomic.Int32
 	go func() {
-		done <- q.Run(ctx, t.Context(), func(context.Context, engine.Request) engine.Outcome {
+		done <- q.Run(ctx, t.Context(), workers(func(context.Context, engine.Request) engine.Outcome {
 			if runs.Add(1) == 1 {
 				return engine.Outcome{Err: errors.New("once")}
 			}
 			_ = states.Purge(t.Context()) // the check below would show a failure
 			return engine.Outcome{}
-		})
+		}))
 	}()
 	eventually(t, "the key is idle, without a record", func() bool {
 		return runs.Load() == 2 && len(q.Items()) == 0
@@ -228,7 +228,7 @@ func TestMalformedRequestIsSetAsideAndTold(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		done <- q.Run(ctx, t.Context(), func(context.Context, engine.Request) engine.Outcome { return engine.Outcome{} })
+		done <- q.Run(ctx, t.Context(), workers(func(context.Context, engine.Request) engine.Outcome { return engine.Outcome{} }))
 	}()
 	require.Equal(t, "rq.shop.c.0.h.=.x.=.y", <-told)
 	s, err := b.client.Stream(t.Context(), "DEAD_shop")
@@ -312,7 +312,7 @@ func TestEngineStopsWhenItsNameIsTakenOver(t *testing.T) {
 	bus.Close(t.Context())
 }
 
-func nop(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+func nop(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 	return engine.Result{}, nil
 }
 
@@ -464,7 +464,7 @@ func TestOddKeysAndLargeValues(t *testing.T) {
 	seen := &runs{}
 	failed := make(chan error, 100)
 	c := engine.NewController("c").For(in).Owns(out).WithConcurrency(4).WithHandler(
-		func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+		func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			seen.add(req)
 			o, err := rt.Get(ctx, req.Key)
 			if err != nil {
@@ -531,3 +531,6 @@ func TestSinkChecksPreconditions(t *testing.T) {
 	_, err = bucket.Apply(t.Context(), o, engine.Write{Absent: true})
 	require.NoError(t, err, "a marker of a deletion is nothing")
 }
+
+// workers lets all workers call one function.
+func workers(p engine.Process) func() engine.Process { return func() engine.Process { return p } }

@@ -100,7 +100,7 @@ func run(t *testing.T, cfg engine.Config) (*engine.Engine, func()) {
 
 // copying makes shipments say what orders say.
 func copying(orders, shipments *nats.Bucket) engine.Handler {
-	return func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		target := shipments.Key(req.Key.Name)
 		o, err := rt.Get(ctx, req.Key)
 		if engine.IsNotFound(err) {
@@ -136,7 +136,7 @@ func TestWhatWasDoneByHandWhileDownIsPutRight(t *testing.T) {
 		orders, shipments := b.bucket("orders"), b.bucket("shipments")
 		handler := copying(orders, shipments)
 		c := engine.NewController("shipping").For(orders).Owns(shipments).WithHandler(
-			func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+			func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 				_, err := handler(ctx, rt, req)
 				return engine.Result{RequeueAfter: time.Hour}, err
 			})

@@ -48,7 +48,7 @@ func TestEngineGoesOnAfterTheServerRestarted(t *testing.T) {
 	seen := &runs{}
 	running, finish := make(chan struct{}), make(chan struct{})
 	c := engine.NewController("c").For(orders).WithConcurrency(4).WithBackoff(engine.Backoff{Initial: 2 * time.Second}).WithHandler(
-		func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+		func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			seen.add(req)
 			switch {
 			case req.Key.Name == "running" && len(seen.of("running")) == 1:

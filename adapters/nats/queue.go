@@ -62,7 +62,7 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 	if err := q.open(ctx); err != nil {
 		return nil, err
 	}
-	q.owner = owner.New(q, owner.Config[engine.Causes]{
+	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
 		Queue: engine.QueueRules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery,
 		Failed: func(err error) {
 			b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
@@ -121,7 +121,7 @@ func (q *requests) Enqueue(ctx context.Context, req engine.Request) error {
 }
 
 // Run implements engine.Queue.
-func (q *requests) Run(intake, work context.Context, process engine.Process) error {
+func (q *requests) Run(intake, work context.Context, newProcess func() engine.Process) error {
 	if err := q.dropOldConsumers(intake); err != nil && intake.Err() == nil {
 		return err
 	}
@@ -137,10 +137,13 @@ func (q *requests) Run(intake, work context.Context, process engine.Process) err
 		case <-intake.Done():
 		}
 	})
-	q.owner.Run(intake, work, func(ctx context.Context, run queue.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
-		req := engine.RequestOf(q.cfg.Controller, run)
-		req.Fence = q.bus.claim.epoch
-		return engine.AfterRun(req, process(ctx, req))
+	q.owner.Run(intake, work, func() owner.Process[engine.Key, engine.Causes] {
+		process := newProcess()
+		return func(ctx context.Context, run *queue.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
+			req := engine.RequestOf(q.cfg.Controller, run)
+			req.Fence = q.bus.claim.epoch
+			return engine.AfterRun(&req, process(ctx, req))
+		}
 	})
 	stop()
 	watch.Wait()

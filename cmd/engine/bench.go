@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -27,6 +29,7 @@ type bench struct {
 	events   int
 	workers  int
 	output   string
+	profile  string
 }
 
 // benchResult is what -o json prints.
@@ -71,6 +74,7 @@ does nothing, and prints what it measured.
 	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory")
 	cmd.Flags().IntVar(&b.events, "events", 1_000_000, "how many events")
 	cmd.Flags().IntVar(&b.workers, "workers", 8, "how many keys at once")
+	cmd.Flags().StringVar(&b.profile, "cpuprofile", "", "write a CPU profile to this file")
 	cmd.Flags().StringVarP(&b.output, "output", "o", "table", "table or json")
 	return cmd
 }
@@ -102,7 +106,7 @@ func (b bench) run(ctx context.Context) (benchResult, error) {
 	var runs, distinct atomic.Int64
 	done := make(chan struct{})
 	c := engine.NewController("bench").For(src).WithConcurrency(b.workers).WithHandler(
-		func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+		func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			waits[runs.Add(1)-1] = int64(req.Waited)
 			i, err := strconv.Atoi(req.Key.Name)
 			if err != nil {
@@ -121,6 +125,17 @@ func (b bench) run(ctx context.Context) (benchResult, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	runtime.GC()
+	if b.profile != "" {
+		f, err := os.Create(b.profile)
+		if err != nil {
+			return benchResult{}, fmt.Errorf("--cpuprofile: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return benchResult{}, fmt.Errorf("--cpuprofile: %w", err)
+		}
+		defer pprof.StopCPUProfile()
+	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()

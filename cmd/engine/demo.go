@@ -204,7 +204,7 @@ type order struct {
 
 // ship makes a shipment of an order.
 func (d *demo) ship(shipments *nats.Bucket) engine.Handler {
-	return func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		target := shipments.Key(req.Key.Name)
 		o, err := engine.Get[order](ctx, rt, req.Key)
 		if engine.IsNotFound(err) {

@@ -118,7 +118,7 @@ func (l *demoLog) hooks() engine.Hooks {
 				l.total.Events++
 			}
 		},
-		RequestAdded: func(string, engine.Cause) {
+		RequestAdded: func(string, engine.Trigger) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.added++

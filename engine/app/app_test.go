@@ -83,7 +83,7 @@ func components(made maps) app.Components {
 			if err != nil {
 				return nil, err
 			}
-			return func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+			return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 				return engine.Result{}, rt.Apply(ctx, to.Object(req.Key.Name, "copied"))
 			}, nil
 		})},

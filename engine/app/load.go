@@ -331,7 +331,7 @@ func (c *ControllerConfig) checkWatches(d *decoder, refer func(field, name strin
 // checkSettings lets the engine itself look at the settings.
 func (c *ControllerConfig) checkSettings(d *decoder) {
 	probe := c.settings(engine.NewController(c.Name)).For(anySource{}).WithHandler(
-		func(context.Context, *engine.Runtime, engine.Request) (engine.Result, error) {
+		func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, nil
 		})
 	_, err := engine.New(engine.Config{Controllers: []engine.Controller{probe}})

@@ -1,18 +1,13 @@
 package metrics
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/windlass-dev/windlass/engine"
 )
 
 // collector reads an engine when it is scraped.
-type collector struct {
-	metrics *Metrics
-	engine  *engine.Engine
-}
+type collector struct{ engine *engine.Engine }
 
 var (
 	depth      = desc("workqueue_depth", "Requests that are ready.", "name", "controller", "priority")
@@ -46,9 +41,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		for p, n := range s.Ready {
 			gauge(depth, float64(n), name, name, engine.Priority(p).String())
 		}
-		sum, max := c.metrics.of(name).age(time.Now())
-		gauge(unfinished, sum.Seconds(), name, name)
-		gauge(longest, max.Seconds(), name, name)
+		gauge(unfinished, s.Busy.Seconds(), name, name)
+		gauge(longest, s.Longest.Seconds(), name, name)
 		gauge(active, float64(s.Running), name)
 		gauge(workers, float64(c.engine.Workers(name)), name)
 		gauge(items, float64(s.Ready[0]+s.Ready[1]+s.Ready[2]), name, "ready")
@@ -65,13 +59,28 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func (c *controller) age(now time.Time) (sum, longest time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, start := range c.running {
-		age := now.Sub(start)
-		sum += age
-		longest = max(longest, age)
+// histograms collects what is counted by hand.
+type histograms struct{ *Metrics }
+
+var (
+	reconcileTime = desc("controller_runtime_reconcile_time_seconds", "How long reconciles take.", "controller")
+	queueDuration = desc("workqueue_queue_duration_seconds", "How long requests are ready before they run.", "name", "controller")
+	workDuration  = desc("workqueue_work_duration_seconds", "How long a request is worked on.", "name", "controller")
+)
+
+// Describe implements prometheus.Collector.
+func (h *histograms) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{reconcileTime, queueDuration, workDuration} {
+		ch <- d
 	}
-	return sum, longest
+}
+
+// Collect implements prometheus.Collector.
+func (h *histograms) Collect(ch chan<- prometheus.Metric) {
+	h.controllers.Range(func(_, c any) bool {
+		for _, x := range []*histogram{c.(*controller).time, c.(*controller).queued, c.(*controller).worked} {
+			x.collect(ch)
+		}
+		return true
+	})
 }

@@ -17,32 +17,40 @@ type Metrics struct {
 	registry prometheus.Registerer
 
 	reconciles, errs, terminal, panics, timeouts *prometheus.CounterVec
-	time                                         *prometheus.HistogramVec
 	adds, retries                                *prometheus.CounterVec
-	queued, worked                               *prometheus.HistogramVec
 	events, triggers, parked, repaired           *prometheus.CounterVec
 	mappingFailed, dropped, sourceFailed         *prometheus.CounterVec
 	malformed                                    prometheus.Counter
 
 	controllers sync.Map // name to *controller
+	sources     sync.Map // name to *source
+}
+
+// source has the children of one source, looked up once.
+type source struct {
+	operations [engine.ListEnded + 1]prometheus.Counter
+	repaired   prometheus.Counter
 }
 
 // controller has the children of one controller, looked up once.
 type controller struct {
 	success, failure, requeue, requeueAfter prometheus.Counter
 	errs, terminal, panics, timeouts        prometheus.Counter
-	time, queued, worked                    prometheus.Observer
+	time, queued, worked                    *histogram
 	adds, retries, parked                   prometheus.Counter
 	triggers                                [engine.Manual + 1]prometheus.Counter
-
-	mu      sync.Mutex
-	running map[engine.Key]time.Time
 }
 
-var seconds = []float64{
-	.005, .01, .025, .05, .1, .15, .2, .25, .3, .35, .4, .45, .5, .6, .7, .8, .9, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4,
-	4.5, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 40, 50, 60,
-}
+// The bounds of the buckets are those of controller-runtime and, for the queue, of a wider range than client-go's.
+var (
+	reconcileBounds = []time.Duration{
+		5e6, 10e6, 25e6, 50e6, 100e6, 150e6, 200e6, 250e6, 300e6, 350e6, 400e6, 450e6, 500e6, 600e6, 700e6, 800e6, 900e6, 1e9,
+		125e7, 15e8, 175e7, 2e9, 25e8, 3e9, 35e8, 4e9, 45e8, 5e9, 6e9, 7e9, 8e9, 9e9, 10e9, 15e9, 20e9, 25e9, 30e9, 40e9, 50e9, 60e9,
+	}
+	queueBounds = []time.Duration{
+		1e3, 4e3, 16e3, 64e3, 256e3, 1024e3, 4096e3, 16384e3, 65536e3, 262144e3, 1048576e3, 4194304e3, 16777216e3, 67108864e3,
+	}
+)
 
 // New registers the metrics.
 func New(registry prometheus.Registerer) *Metrics {
@@ -52,22 +60,13 @@ func New(registry prometheus.Registerer) *Metrics {
 		registry.MustRegister(c)
 		return c
 	}
-	histogram := func(name, help string, buckets []float64, native float64, labels ...string) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets, NativeHistogramBucketFactor: native}, labels)
-		registry.MustRegister(h)
-		return h
-	}
-	queueBuckets := prometheus.ExponentialBuckets(1e-6, 4, 14)
 	m.reconciles = counter("controller_runtime_reconcile_total", "Reconciles, by result.", "controller", "result")
 	m.errs = counter("controller_runtime_reconcile_errors_total", "Reconciles that failed.", "controller")
 	m.terminal = counter("controller_runtime_terminal_reconcile_errors_total", "Reconciles that failed for good.", "controller")
 	m.panics = counter("controller_runtime_reconcile_panics_total", "Reconciles that panicked.", "controller")
 	m.timeouts = counter("controller_runtime_reconcile_timeouts_total", "Reconciles that exceeded their deadline.", "controller")
-	m.time = histogram("controller_runtime_reconcile_time_seconds", "How long reconciles take.", seconds, 1.1, "controller")
 	m.adds = counter("workqueue_adds_total", "Requests added to the queue, merged ones included.", "name", "controller")
 	m.retries = counter("workqueue_retries_total", "Failed requests that are tried again.", "name", "controller")
-	m.queued = histogram("workqueue_queue_duration_seconds", "How long requests are ready before they run.", queueBuckets, 0, "name", "controller")
-	m.worked = histogram("workqueue_work_duration_seconds", "How long a request is worked on.", queueBuckets, 0, "name", "controller")
 	m.events = counter("windlass_events_total", "Events of sources.", "source", "operation")
 	m.triggers = counter("windlass_reconcile_triggers_total", "Reconciles, by what triggered them.", "controller", "trigger")
 	m.parked = counter("windlass_dead_letter_total", "Keys that were parked.", "controller")
@@ -78,7 +77,7 @@ func New(registry prometheus.Registerer) *Metrics {
 	m.malformed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "windlass_malformed_messages_total", Help: "Messages that were set aside because they cannot be read.",
 	})
-	registry.MustRegister(m.malformed)
+	registry.MustRegister(m.malformed, &histograms{m})
 	return m
 }
 
@@ -86,17 +85,17 @@ func New(registry prometheus.Registerer) *Metrics {
 func (m *Metrics) Hooks() engine.Hooks {
 	return engine.Hooks{
 		EventReceived: func(e engine.Event) {
-			m.events.WithLabelValues(e.Source, e.Operation.String()).Inc()
+			s := m.ofSource(e.Source)
+			s.operations[min(e.Operation, engine.ListEnded)].Inc()
 			if e.Repaired {
-				m.repaired.WithLabelValues(e.Source).Inc()
+				s.repaired.Inc()
 			}
 		},
-		RequestAdded:     func(name string, _ engine.Cause) { m.of(name).adds.Inc() },
+		RequestAdded:     func(name string, _ engine.Trigger) { m.of(name).adds.Inc() },
 		RequestDropped:   func(name string, _ engine.Key) { m.dropped.WithLabelValues(name).Inc() },
 		MappingFailed:    func(name string, _ engine.Event, _ error) { m.mappingFailed.WithLabelValues(name).Inc() },
 		MessageMalformed: func(string, error) { m.malformed.Inc() },
 		SourceFailed:     func(source string, _ error, _ time.Duration) { m.sourceFailed.WithLabelValues(source).Inc() },
-		RunStarted:       m.runStarted,
 		RunEnded:         m.runEnded,
 	}
 }
@@ -110,10 +109,10 @@ func (m *Metrics) of(name string) *controller {
 		success: m.reconciles.WithLabelValues(name, "success"), failure: m.reconciles.WithLabelValues(name, "error"),
 		requeue: m.reconciles.WithLabelValues(name, "requeue"), requeueAfter: m.reconciles.WithLabelValues(name, "requeue_after"),
 		errs: m.errs.WithLabelValues(name), terminal: m.terminal.WithLabelValues(name), panics: m.panics.WithLabelValues(name),
-		timeouts: m.timeouts.WithLabelValues(name), time: m.time.WithLabelValues(name),
-		queued: m.queued.WithLabelValues(name, name), worked: m.worked.WithLabelValues(name, name),
+		timeouts: m.timeouts.WithLabelValues(name), time: newHistogram(reconcileTime, reconcileBounds, name),
+		queued: newHistogram(queueDuration, queueBounds, name, name), worked: newHistogram(workDuration, queueBounds, name, name),
 		adds: m.adds.WithLabelValues(name, name), retries: m.retries.WithLabelValues(name, name),
-		parked: m.parked.WithLabelValues(name), running: make(map[engine.Key]time.Time),
+		parked: m.parked.WithLabelValues(name),
 	}
 	for t := range c.triggers {
 		c.triggers[t] = m.triggers.WithLabelValues(name, engine.Trigger(t).String())
@@ -122,24 +121,27 @@ func (m *Metrics) of(name string) *controller {
 	return kept.(*controller)
 }
 
-func (m *Metrics) runStarted(req engine.Request) {
-	c := m.of(req.Controller)
-	c.queued.Observe(req.Waited.Seconds())
-	if t := req.Trigger(); int(t) < len(c.triggers) {
-		c.triggers[t].Inc()
+// ofSource returns the children of a source.
+func (m *Metrics) ofSource(name string) *source {
+	if s, ok := m.sources.Load(name); ok {
+		return s.(*source)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.running[req.Key] = time.Now()
+	s := &source{repaired: m.repaired.WithLabelValues(name)}
+	for o := range s.operations {
+		s.operations[o] = m.events.WithLabelValues(name, engine.Operation(o).String())
+	}
+	kept, _ := m.sources.LoadOrStore(name, s) // both have the same children
+	return kept.(*source)
 }
 
 func (m *Metrics) runEnded(req engine.Request, o engine.Outcome, took time.Duration) {
 	c := m.of(req.Controller)
-	c.mu.Lock()
-	delete(c.running, req.Key)
-	c.mu.Unlock()
-	c.worked.Observe(took.Seconds())
-	c.time.Observe(took.Seconds())
+	c.queued.observe(req.Waited)
+	if t := req.Trigger(); int(t) < len(c.triggers) {
+		c.triggers[t].Inc()
+	}
+	c.worked.observe(took)
+	c.time.observe(took)
 	switch {
 	case o.Interrupted:
 	case o.Err != nil:
@@ -173,5 +175,5 @@ func (m *Metrics) Observe(e *engine.Engine) {
 	for _, name := range e.Controllers() {
 		m.of(name)
 	}
-	m.registry.MustRegister(&collector{m, e})
+	m.registry.MustRegister(&collector{e})
 }

@@ -23,7 +23,7 @@ func TestWhatHappensIsCounted(t *testing.T) {
 		m := metrics.New(registry)
 		things := memory.New[int]("things")
 		c := engine.NewController("c").For(things).WithConcurrency(3).WithTimeout(time.Second).WithBackoff(engine.Backoff{Initial: time.Hour, Max: time.Hour}).
-			WithHandler(func(ctx context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+			WithHandler(func(ctx context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 				switch req.Key.Name {
 				case "fails":
 					return engine.Result{}, errors.New("broken")

@@ -92,7 +92,7 @@ func Compile(cfg Config) (*Sync, error) {
 
 // Handler returns the handler that writes to target.
 func (s *Sync) Handler(target Target) engine.Handler {
-	return func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		var object *engine.Object
 		o, err := rt.Get(ctx, req.Key)
 		switch {

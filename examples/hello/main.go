@@ -16,7 +16,7 @@ import (
 func main() {
 	orders, shipments := memory.New[int]("orders"), memory.New[string]("shipments")
 	ship := engine.NewController("shipping").For(orders).Owns(shipments).WithHandler(
-		func(ctx context.Context, rt *engine.Runtime, req engine.Request) (engine.Result, error) {
+		func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			shipment := shipments.Object("for-"+req.Key.Name, "")
 			quantity, err := engine.Get[int](ctx, rt, req.Key)
 			if engine.IsNotFound(err) {

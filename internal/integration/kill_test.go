@@ -71,7 +71,7 @@ func runHelper(ctx context.Context, dir, port string) error {
 		}
 	}
 	c := engine.NewController("c").For(orders).WithConcurrency(4).WithBackoff(engine.Backoff{Initial: firstWait}).
-		WithHandler(func(_ context.Context, _ *engine.Runtime, req engine.Request) (engine.Result, error) {
+		WithHandler(func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			say(req)
 			switch kind, _, _ := strings.Cut(req.Key.Name, "-"); {
 			case kind == "slow":

@@ -34,8 +34,8 @@ type Message[K comparable, V any] struct {
 }
 
 // Config describes an owner.
-type Config[V any] struct {
-	Queue      queue.Config[V]
+type Config[K comparable, V any] struct {
+	Queue      queue.Config[K, V]
 	Partitions int
 	Workers    int
 	// ExtendEvery is how often the broker is told of the messages in hand.
@@ -46,7 +46,7 @@ type Config[V any] struct {
 
 // Owner drives one controller's queue.
 type Owner[K comparable, V any] struct {
-	cfg    Config[V]
+	cfg    Config[K, V]
 	broker Broker[K, V]
 	queue  *queue.Queue[K, held[K, V]]
 
@@ -61,9 +61,10 @@ type held[K comparable, V any] struct {
 }
 
 // New returns an owner that has nothing in hand.
-func New[K comparable, V any](broker Broker[K, V], cfg Config[V]) *Owner[K, V] {
+func New[K comparable, V any](broker Broker[K, V], cfg Config[K, V]) *Owner[K, V] {
 	o := &Owner[K, V]{cfg: cfg, broker: broker, inHand: make(map[uint64]*Message[K, V])}
-	qc := queue.Config[held[K, V]]{
+	qc := queue.Config[K, held[K, V]]{
+		Hash: cfg.Queue.Hash, Debounce: cfg.Queue.Debounce, DebounceMax: cfg.Queue.DebounceMax, Limit: cfg.Queue.Limit,
 		Join: func(into *held[K, V], from held[K, V]) {
 			cfg.Queue.Join(&into.value, from.value)
 			into.messages = append(into.messages, from.messages...)
@@ -84,9 +85,12 @@ func (o *Owner[K, V]) Add(key K, value V, opts queue.Options) {
 	o.queue.Add(key, held[K, V]{value: value}, opts)
 }
 
-// Run takes up what the broker keeps and calls process for one key after the other until intake ends; then it waits for
-// the runs to end.
-func (o *Owner[K, V]) Run(intake, work context.Context, process func(context.Context, queue.Run[K, V]) queue.Outcome[V]) {
+// Process works on one key and says what came of it.
+type Process[K comparable, V any] = func(context.Context, *queue.Run[K, V]) queue.Outcome[V]
+
+// Run takes up what the broker keeps and works on one key after the other until intake ends; then it waits for the runs
+// to end. Each worker calls newProcess once.
+func (o *Owner[K, V]) Run(intake, work context.Context, newProcess func() Process[K, V]) {
 	defer context.AfterFunc(intake, o.queue.Close)()
 	var group sync.WaitGroup
 	for p := range o.cfg.Partitions {
@@ -95,7 +99,7 @@ func (o *Owner[K, V]) Run(intake, work context.Context, process func(context.Con
 		}
 	}
 	for range o.cfg.Workers {
-		group.Go(func() { o.work(work, process) })
+		group.Go(func() { o.work(work, newProcess()) })
 	}
 	group.Go(func() { o.extend(intake) })
 	group.Wait()
@@ -160,15 +164,15 @@ func (o *Owner[K, V]) takeLater(ctx context.Context, m *Message[K, V]) {
 	}
 }
 
-func (o *Owner[K, V]) work(ctx context.Context, process func(context.Context, queue.Run[K, V]) queue.Outcome[V]) {
+func (o *Owner[K, V]) work(ctx context.Context, process Process[K, V]) {
 	for ctx.Err() == nil {
 		run, ok := o.queue.Next()
 		if !ok {
 			return
 		}
-		out := process(ctx, queue.Run[K, V]{
+		out := process(ctx, &queue.Run[K, V]{
 			Key: run.Key, Value: run.Value.value, Class: run.Class, Attempt: run.Attempt,
-			RetryPending: run.RetryPending, Since: run.Since,
+			RetryPending: run.RetryPending, Since: run.Since, Taken: run.Taken,
 		})
 		o.finish(ctx, run, out)
 	}

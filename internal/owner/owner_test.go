@@ -112,20 +112,20 @@ func (d *disk) left() (messages, states int) {
 	return len(d.messages), len(d.states)
 }
 
-type process = func(context.Context, queue.Run[string, int]) queue.Outcome[int]
+type process = Process[string, int]
 
 // life runs an owner on the disk until the returned function is called, which drains it; crash ends it without.
 func life(t *testing.T, d *disk, workers int, p process) (drain, crash func()) {
 	t.Helper()
-	o := New(d, Config[int]{
-		Queue: queue.Config[int]{Join: func(into *int, from int) { *into = max(*into, from) }}, Partitions: 1, Workers: workers,
+	o := New(d, Config[string, int]{
+		Queue: queue.Config[string, int]{Join: func(into *int, from int) { *into = max(*into, from) }}, Partitions: 1, Workers: workers,
 		ExtendEvery: time.Minute, Failed: func(error) {},
 	})
 	require.NoError(t, o.Load(t.Context()))
 	intake, stop := context.WithCancel(t.Context())
 	work, kill := context.WithCancel(t.Context())
 	var group sync.WaitGroup
-	group.Go(func() { o.Run(intake, work, p) })
+	group.Go(func() { o.Run(intake, work, func() process { return p }) })
 	return func() { stop(); group.Wait(); kill() }, func() { kill(); stop(); group.Wait() }
 }
 
@@ -134,7 +134,7 @@ func TestMessageIsAckedAfterItsRunAndNotBefore(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
 		during := 0
-		drain, _ := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
 			during, _ = d.left()
 			return queue.Outcome[int]{}
 		})
@@ -151,7 +151,7 @@ func TestDelayIsStoredBeforeTheAck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
-		drain, _ := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
 			return queue.Outcome[int]{Verdict: queue.Retry, After: time.Hour, Value: 7}
 		})
 		time.Sleep(time.Minute)
@@ -168,7 +168,7 @@ func TestNothingIsAckedThatCouldNotBeStored(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
 		d.away = true
-		_, crash := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+		_, crash := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
 			return queue.Outcome[int]{Verdict: queue.Retry, After: time.Hour}
 		})
 		time.Sleep(time.Minute)
@@ -184,7 +184,7 @@ func TestSecondDeliveryOfWhatIsInHandIsIgnored(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
 		runs := 0
-		drain, _ := life(t, d, 4, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ := life(t, d, 4, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
 			runs++
 			time.Sleep(time.Minute) // sixty deliveries
 			return queue.Outcome[int]{}
@@ -199,15 +199,15 @@ func TestCrashDuringARunRepeatsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(0)
 		d.states["k"] = queue.State[string, int]{Key: "k", Attempt: 3, Due: time.Now().UnixNano(), Retry: true, Value: 5}
-		_, crash := life(t, d, 1, func(ctx context.Context, run queue.Run[string, int]) queue.Outcome[int] {
+		_, crash := life(t, d, 1, func(ctx context.Context, run *queue.Run[string, int]) queue.Outcome[int] {
 			<-ctx.Done()
 			return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
 		})
 		time.Sleep(time.Minute)
 		crash()
 		var got queue.Run[string, int]
-		drain, _ := life(t, d, 1, func(_ context.Context, run queue.Run[string, int]) queue.Outcome[int] {
-			got = run
+		drain, _ := life(t, d, 1, func(_ context.Context, run *queue.Run[string, int]) queue.Outcome[int] {
+			got = *run
 			return queue.Outcome[int]{}
 		})
 		time.Sleep(time.Minute)
@@ -224,14 +224,14 @@ func TestRequestForLaterBecomesPartOfTheRecord(t *testing.T) {
 		d := newDisk(0)
 		at := time.Now().Add(time.Hour)
 		d.publish("k", 1, queue.Options{Later: at.UnixNano()})
-		drain, _ := life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] { return queue.Outcome[int]{} })
+		drain, _ := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] { return queue.Outcome[int]{} })
 		time.Sleep(time.Minute)
 		drain()
 		messages, _ := d.left()
 		require.Zero(t, messages)
 		require.Equal(t, at.UnixNano(), d.states["k"].Later)
 		var ran time.Time
-		drain, _ = life(t, d, 1, func(context.Context, queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ = life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
 			ran = time.Now()
 			return queue.Outcome[int]{}
 		})
@@ -251,7 +251,7 @@ func TestNothingIsLost(t *testing.T) {
 			fates, rng := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
 			published, seen, running := map[string]int{}, map[string]int{}, map[string]bool{}
 			var mu sync.Mutex
-			handle := func(ctx context.Context, run queue.Run[string, int]) queue.Outcome[int] {
+			handle := func(ctx context.Context, run *queue.Run[string, int]) queue.Outcome[int] {
 				mu.Lock()
 				if running[run.Key] {
 					t.Errorf("seed %d: %s runs twice at once", seed, run.Key)

@@ -1,20 +1,30 @@
 package queue
 
-import "container/heap"
-
 // item is a key that waits, runs, is delayed or parked. What most keys never need is behind d.
 type item[K comparable, V any] struct {
 	key        K
-	value      V // of the request that waits, if one does
-	next, prev *item[K, V]
-	ready      *list[K, V] // the list it stands in; nil: none
+	value      V           // of the request that waits, if one does
+	next, prev *item[K, V] // in its list
 	d          *delay[V]
+	hash       uint64
 	since      int64 // when it became ready
 	class      Class
+	in         uint8 // the list it stands in
 	waiting    bool
-	manual     bool // passes notBefore
+	manual     bool // passes notBefore, debounce and limit
+	deletion   bool // passes a pause
 	running    bool
 }
+
+// The lists beyond those of the classes. The zero item is in list Live: obtain says nowhere.
+const (
+	urgent  = uint8(Classes) // manual requests
+	lists   = urgent + 1
+	nowhere = lists
+)
+
+// never is a time that does not come.
+const never = int64(-1)
 
 // delay is what a key remembers between runs. Times are nanoseconds since the Unix epoch, 0 is none.
 type delay[V any] struct {
@@ -24,8 +34,9 @@ type delay[V any] struct {
 	due        int64
 	notBefore  int64
 	later      int64 // asked for from outside
+	quiet      int64 // before it, the request that waits is no reason to run
+	quietMax   int64 // quiet never passes it
 	superseded int64 // the due time that the run under way has passed over
-	wake       int64 // while in the heap
 	slot       int   // its place in the heap, plus one
 	attempt    int
 	class      Class
@@ -58,10 +69,11 @@ func (it *item[K, V]) wake(now int64) int64 {
 		}
 	}
 	if it.waiting {
-		if it.manual || d.notBefore <= now {
+		hold := max(d.notBefore, d.quiet)
+		if it.manual || hold <= now {
 			return now
 		}
-		sooner(d.notBefore)
+		sooner(hold)
 	}
 	if d.due != 0 {
 		sooner(max(d.due, d.notBefore))
@@ -72,13 +84,13 @@ func (it *item[K, V]) wake(now int64) int64 {
 	return at
 }
 
-// reset forgets all but what was asked for from outside.
+// reset forgets all but what was asked for from outside and what the request that waits has to wait for.
 func (d *delay[V]) reset() {
-	*d = delay[V]{later: d.later, laterValue: d.laterValue, slot: d.slot, wake: d.wake}
+	*d = delay[V]{later: d.later, laterValue: d.laterValue, slot: d.slot, quiet: d.quiet, quietMax: d.quietMax}
 }
 
 // fail delays the next attempt.
-func (d *delay[V]) fail(now int64, o Outcome[V], class Class) {
+func (d *delay[V]) fail(now int64, o *Outcome[V], class Class) {
 	due := now + max(int64(o.After), 0)
 	switch {
 	case d.early && d.superseded > now:
@@ -94,7 +106,7 @@ func (d *delay[V]) fail(now int64, o Outcome[V], class Class) {
 	if o.NotBefore > 0 {
 		d.notBefore = now + int64(o.NotBefore)
 	}
-	d.due, d.retry, d.value, d.class = due, true, o.Value, class
+	d.due, d.retry, d.value, d.class, d.err = due, true, o.Value, class, o.Err
 	d.superseded, d.early = 0, false
 }
 
@@ -103,21 +115,54 @@ func (d *delay[V]) empty() bool {
 	return d.attempt == 0 && d.due == 0 && d.later == 0 && !d.parked
 }
 
+// find returns the item of key, or nil.
+func (q *Queue[K, V]) find(key K) *item[K, V] { return q.items.find(q.cfg.Hash(key), &key) }
+
+// obtain returns the item of key and makes it if there is none.
+func (q *Queue[K, V]) obtain(key *K, class Class) *item[K, V] {
+	hash := q.cfg.Hash(*key)
+	if it := q.items.find(hash, key); it != nil {
+		return it
+	}
+	it := q.free
+	if it != nil {
+		q.free, it.next = it.next, nil
+		q.freed--
+	} else {
+		it = &item[K, V]{}
+	}
+	it.key, it.hash, it.class, it.in = *key, hash, class, nowhere
+	q.items.insert(it)
+	return it
+}
+
+// keepFree is how many items are kept to be used again.
+const keepFree = 1024
+
+// discard forgets a key.
+func (q *Queue[K, V]) discard(it *item[K, V]) {
+	q.items.remove(it)
+	*it = item[K, V]{}
+	if q.freed < keepFree {
+		q.freed++
+		q.free, it.next = it, q.free
+	}
+}
+
 // list is a first-in-first-out list through the items.
 type list[K comparable, V any] struct {
 	head, tail *item[K, V]
 	n          int
-	class      Class
 }
 
-func (l *list[K, V]) push(it *item[K, V], c Class) {
-	it.ready, it.prev, it.next = l, l.tail, nil
+func (l *list[K, V]) push(it *item[K, V], number uint8) {
+	it.in, it.prev, it.next = number, l.tail, nil
 	if l.tail != nil {
 		l.tail.next = it
 	} else {
 		l.head = it
 	}
-	l.tail, l.class = it, c
+	l.tail = it
 	l.n++
 }
 
@@ -132,44 +177,6 @@ func (l *list[K, V]) remove(it *item[K, V]) {
 	} else {
 		l.tail = it.prev
 	}
-	it.ready, it.prev, it.next = nil, nil, nil
+	it.in, it.prev, it.next = nowhere, nil, nil
 	l.n--
 }
-
-// delays is a heap of the keys with a delay, the earliest first.
-type delays[K comparable, V any] []*item[K, V]
-
-func (h delays[K, V]) Len() int           { return len(h) }
-func (h delays[K, V]) Less(i, j int) bool { return h[i].d.wake < h[j].d.wake }
-func (h delays[K, V]) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].d.slot, h[j].d.slot = i+1, j+1
-}
-
-// Push is heap.Interface's: use set.
-func (h *delays[K, V]) Push(x any) {
-	it := x.(*item[K, V])
-	*h = append(*h, it)
-	it.d.slot = len(*h)
-}
-
-// Pop is heap.Interface's: use remove.
-func (h *delays[K, V]) Pop() any {
-	last := len(*h) - 1
-	it := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	it.d.slot, it.d.wake = 0, 0
-	return it
-}
-
-func (h *delays[K, V]) set(it *item[K, V], wake int64) {
-	it.d.wake = wake
-	if it.d.slot > 0 {
-		heap.Fix(h, it.d.slot-1)
-		return
-	}
-	heap.Push(h, it)
-}
-
-func (h *delays[K, V]) remove(it *item[K, V]) { heap.Remove(h, it.d.slot-1) }

@@ -114,7 +114,7 @@ type inBubble struct{ rapid.TB }
 func TestModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(inBubble{t}, func(t *rapid.T) {
-			q := New[string](Config[int]{Join: func(into *int, from int) { *into += from }})
+			q := New[string](Config[string, int]{Join: func(into *int, from int) { *into += from }})
 			defer func() { q.Close() }()
 			keys := []string{"a", "b", "c"}
 			models := map[string]*model{"a": {}, "b": {}, "c": {}}

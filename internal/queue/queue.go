@@ -1,7 +1,9 @@
 package queue
 
 import (
+	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,39 +21,65 @@ const (
 // shares is how many keys of each class are taken before a less urgent one gets its turn.
 var shares = [Classes]int{16, 4, 1}
 
-// Config is what a queue must know of the values it carries.
-type Config[V any] struct {
-	// Join adds what from carries to a request that already waits.
+// Config is what a queue must know of the keys and values it carries. Only Join is required.
+type Config[K comparable, V any] struct {
+	// Join adds what from carries to a request that already waits. Into is the queue's own, and may be changed in place;
+	// joined into a zero V, from must be copied.
 	Join func(into *V, from V)
+	// Hash spreads keys. Nil is maphash.Comparable's.
+	Hash func(key K) uint64
 	// Revives says whether an added request brings a parked key back. Nil means that every one does.
 	Revives func(parked, added V) bool
 	// Unchanged says whether a listed key is as it was when the request that is kept for it was made. Nil means never.
 	// Before the first Next, a list does not disturb such a key: its time comes as if there had been no restart.
 	Unchanged func(kept, listed V) bool
+	// Debounce holds an added request back until none has been added for this long, and no longer than DebounceMax after
+	// the first. Zero is off. Neither a retry nor a manual request waits for it.
+	Debounce, DebounceMax time.Duration
+	// Limit takes a permission to run a key and returns 0, or takes none and returns when to ask again. It is called with
+	// the queue locked. Manual requests do not ask. Nil is no limit.
+	Limit func(now int64) int64
 }
 
 // Queue holds the requests of one controller. Its methods are safe for concurrent use.
 type Queue[K comparable, V any] struct {
-	cfg Config[V]
+	cfg Config[K, V]
+
+	inbox inbox[K, V]
+	_     [64]byte // what adders write is on other cache lines than what workers write
 
 	mu      sync.Mutex
 	wakeup  sync.Cond
-	idle    int // callers of Next that wait
-	items   map[K]*item[K, V]
-	ready   [Classes]list[K, V]
+	idle    atomic.Int32 // callers of Next that wait
+	waking  atomic.Bool  // one of them has been signalled and has not looked yet
+	items   table[K, V]
+	ready   [lists]list[K, V]
 	credit  [Classes]int
 	delayed delays[K, V]
 	timer   *time.Timer
 	armed   int64 // when the timer fires; 0: not armed
+	gate    int64 // when Limit is to be asked again; 0: now
+	pauses  pauses[K]
+	spare   []add[K, V]
+	free    *item[K, V] // items to use again
+	freed   int
 	running int
 	parked  int
+	taken   uint64
+	added   uint32 // of the last mergeWindow requests
+	joined  uint32 // of those, the ones whose key waited already
+	merging bool   // many did
 	started bool // Next was called: what is listed from now on is not a restart's list
 	closed  bool
 }
 
 // New returns an empty queue.
-func New[K comparable, V any](cfg Config[V]) *Queue[K, V] {
-	q := &Queue[K, V]{cfg: cfg, items: make(map[K]*item[K, V]), credit: shares}
+func New[K comparable, V any](cfg Config[K, V]) *Queue[K, V] {
+	if cfg.Hash == nil {
+		seed := maphash.MakeSeed()
+		cfg.Hash = func(key K) uint64 { return maphash.Comparable(seed, key) }
+	}
+	q := &Queue[K, V]{cfg: cfg, credit: shares}
 	q.wakeup.L = &q.mu
 	return q
 }
@@ -59,10 +87,17 @@ func New[K comparable, V any](cfg Config[V]) *Queue[K, V] {
 // Options say how a request is added.
 type Options struct {
 	Class Class
-	// Manual passes notBefore and revives a parked key.
+	// Manual passes notBefore, debounce and limit, and revives a parked key.
 	Manual bool
-	// Later is a time, in nanoseconds since the Unix epoch, before which the request asks nothing. 0 means now.
+	// Deletion passes a pause, unless the pause says otherwise.
+	Deletion bool
+	// Later is a time, in nanoseconds since the Unix epoch as all times here, before which the request asks nothing. 0
+	// means now.
 	Later int64
+	// Quiet is a time before which this request is no reason to run; what else there is may be. 0 means now.
+	Quiet int64
+	// Now is the present time, if the caller happens to know it.
+	Now int64
 }
 
 // Added says what became of a request.
@@ -76,53 +111,162 @@ const (
 	Absorbed              // the key is parked and stays so
 )
 
+// inbox takes what is added faster than the queue's own lock would let it: adders fill it, and whoever holds the lock
+// next empties it.
+type inbox[K comparable, V any] struct {
+	mu   sync.Mutex
+	adds []add[K, V]
+	n    atomic.Int32
+}
+
+type add[K comparable, V any] struct {
+	key   K
+	value V
+	opts  Options
+}
+
+// inboxSize is how many requests wait in the inbox before the adder itself empties it.
+const inboxSize = 256
+
+// Put is Add for callers that do not ask what became of the request.
+func (q *Queue[K, V]) Put(key K, value V, opts Options) {
+	if opts.Later != 0 || q.cfg.Debounce > 0 {
+		q.Add(key, value, opts)
+		return
+	}
+	if opts.Now == 0 {
+		opts.Now = time.Now().UnixNano()
+	}
+	in := &q.inbox
+	in.mu.Lock()
+	in.adds = append(in.adds, add[K, V]{key, value, opts})
+	n := len(in.adds)
+	in.n.Store(int32(n)) //nolint:gosec // a few hundred at most.
+	in.mu.Unlock()
+	// A worker that has been signalled and has not looked yet will find this request. One that is about to wait looks
+	// at the inbox after it has made itself known as idle.
+	if n >= inboxSize || q.idle.Load() > 0 && !q.waking.Load() {
+		q.lock()
+		q.mu.Unlock()
+	}
+}
+
+// lock locks the queue and takes in what has been put.
+func (q *Queue[K, V]) lock() {
+	q.mu.Lock()
+	if q.inbox.n.Load() > 0 {
+		q.takeIn()
+	}
+}
+
+func (q *Queue[K, V]) takeIn() {
+	in := &q.inbox
+	in.mu.Lock()
+	q.spare, in.adds = in.adds, q.spare[:0]
+	in.n.Store(0)
+	in.mu.Unlock()
+	for i := range q.spare {
+		q.add(&q.spare[i])
+	}
+	clear(q.spare)
+}
+
 // Add asks for a run of key that starts after this call.
 func (q *Queue[K, V]) Add(key K, value V, opts Options) Added {
-	q.mu.Lock()
+	if opts.Now == 0 {
+		opts.Now = time.Now().UnixNano()
+	}
+	q.lock()
 	defer q.mu.Unlock()
+	return q.add(&add[K, V]{key, value, opts})
+}
+
+func (q *Queue[K, V]) add(a *add[K, V]) Added {
 	if q.closed {
 		return Queued
 	}
-	it := q.items[key]
-	if it == nil {
-		it = &item[K, V]{key: key, class: opts.Class}
-		q.items[key] = it
-	}
-	now := time.Now().UnixNano()
-	if opts.Later > now {
-		q.addLater(it, value, opts.Later, now)
+	now := a.opts.Now
+	it := q.obtain(&a.key, a.opts.Class)
+	if a.opts.Later > now {
+		q.addLater(it, a.value, a.opts.Later, now)
 		return Delayed
 	}
 	if d := it.d; d != nil {
-		if q.absorbs(d, value, opts) {
+		if q.absorbs(d, a.value, a.opts) {
 			return Absorbed
 		}
 		if d.parked {
 			q.revive(it)
 		}
 	}
-	it.manual = it.manual || opts.Manual
-	if it.waiting {
-		q.cfg.Join(&it.value, value)
-		if opts.Class < it.class {
-			q.promote(it, opts.Class)
+	first := !it.waiting
+	q.count(first)
+	q.holdBack(it, a.opts, first)
+	manual := a.opts.Manual && !it.manual
+	it.manual, it.deletion = it.manual || a.opts.Manual, it.deletion || a.opts.Deletion
+	if !first {
+		q.cfg.Join(&it.value, a.value)
+		if a.opts.Class < it.class {
+			q.promote(it, a.opts.Class)
 		}
-		if opts.Manual {
+		if manual {
+			q.unlist(it) // manual requests have a list of their own
+		}
+		q.place(it, now)
+		return Joined
+	}
+	it.waiting, it.value = true, a.value
+	if it.in != nowhere {
+		// Ready already, because a delay fell due: it keeps its turn.
+		if a.opts.Class < it.class {
+			q.promote(it, a.opts.Class)
+		}
+		if manual {
+			q.unlist(it)
 			q.place(it, now)
 		}
 		return Joined
 	}
-	it.waiting, it.value, it.class = true, value, opts.Class
-	if it.ready != nil {
-		// Ready already, because a delay fell due: it keeps its turn.
-		it.class = it.ready.class
-		if opts.Class < it.class {
-			q.promote(it, opts.Class)
-		}
-		return Joined
-	}
+	it.class = a.opts.Class
 	q.place(it, now)
 	return Queued
+}
+
+// mergeWindow is after how many requests it is looked at again whether they merge.
+const mergeWindow = 1024
+
+func (q *Queue[K, V]) count(first bool) {
+	if !first {
+		q.joined++
+	}
+	if q.added++; q.added == mergeWindow {
+		q.merging = q.joined > mergeWindow/4
+		q.added, q.joined = 0, 0
+	}
+}
+
+// holdBack sets the time before which the request that waits is no reason to run.
+func (q *Queue[K, V]) holdBack(it *item[K, V], o Options, first bool) {
+	if o.Manual || q.cfg.Debounce <= 0 && o.Quiet == 0 && (it.d == nil || it.d.quiet == 0) {
+		return
+	}
+	d := it.delay()
+	switch {
+	case o.Quiet != 0:
+		if first || d.quiet != 0 {
+			d.quiet = max(d.quiet, o.Quiet)
+		}
+	case q.cfg.Debounce <= 0:
+		d.quiet = 0 // a reason of another sort: nothing to wait for
+	default:
+		if first {
+			d.quietMax = o.Now + int64(q.cfg.DebounceMax)
+		}
+		d.quiet = o.Now + int64(q.cfg.Debounce)
+		if q.cfg.DebounceMax > 0 {
+			d.quiet = min(d.quiet, d.quietMax)
+		}
+	}
 }
 
 // absorbs says whether a key stays as it is, parked or delayed, whatever was added.
@@ -151,238 +295,9 @@ func (q *Queue[K, V]) addLater(it *item[K, V], value V, at, now int64) {
 	q.place(it, now)
 }
 
-// Run is one key taken out to be worked on.
-type Run[K comparable, V any] struct {
-	Key   K
-	Value V
-	Class Class
-	// Attempt counts the failures before this run.
-	Attempt int
-	// RetryPending says that a retry was still to come when something else started this run.
-	RetryPending bool
-	// Since is when the request began to wait, in nanoseconds since the Unix epoch.
-	Since int64
-}
-
-// Next blocks until a key is ready, takes it and locks it until Release. It returns false once the queue is closed,
-// whatever is ready then.
-func (q *Queue[K, V]) Next() (Run[K, V], bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.started = true
-	for {
-		if q.closed {
-			return Run[K, V]{}, false
-		}
-		if it := q.pop(); it != nil {
-			return q.take(it), true
-		}
-		q.idle++
-		q.wakeup.Wait()
-		q.idle--
-	}
-}
-
-// pop removes the first key of the class whose turn it is.
-func (q *Queue[K, V]) pop() *item[K, V] {
-	for range 2 {
-		for c := range Classes {
-			if q.ready[c].head != nil && q.credit[c] > 0 {
-				q.credit[c]--
-				it := q.ready[c].head
-				q.ready[c].remove(it)
-				return it
-			}
-		}
-		q.credit = shares
-	}
-	return nil
-}
-
-func (q *Queue[K, V]) take(it *item[K, V]) Run[K, V] {
-	run := Run[K, V]{Key: it.key, Value: it.value, Class: it.class, Since: it.since}
-	had := it.waiting
-	var none V
-	it.value, it.waiting, it.manual, it.running = none, false, false, true
-	q.running++
-	d := it.d
-	if d == nil {
-		return run
-	}
-	now := time.Now().UnixNano()
-	join := func(v V) {
-		if had {
-			q.cfg.Join(&run.Value, v)
-		} else {
-			run.Value, had = v, true
-		}
-	}
-	run.Attempt = d.attempt
-	d.superseded, d.early = 0, false
-	if d.due != 0 {
-		fired := d.due <= now
-		run.RetryPending = d.retry && !fired
-		if !fired {
-			d.superseded, d.early = d.due, d.retry
-		}
-		// A retry's causes were never dealt with, so whatever run comes first deals with them; a requeue that is
-		// superseded is no reason for this run. What is taken stays in place until Finish, so that State tells the
-		// truth to whoever writes it down meanwhile.
-		if fired || d.retry {
-			join(d.value)
-		}
-	}
-	if d.later != 0 && d.later <= now {
-		join(d.laterValue)
-		d.laterTaken = true
-	}
-	return run
-}
-
-// Verdict is how a run ended.
-type Verdict uint8
-
-// The verdicts.
-const (
-	Done      Verdict = iota // all well: attempts start afresh
-	Requeue                  // again after a while, not a failure: attempts start afresh
-	Defer                    // again after a while: attempts are kept
-	Retry                    // failed: again after a while, one attempt more
-	Park                     // failed for good
-	Interrupt                // never finished: as if it had not been taken
-)
-
-// Outcome tells the queue how a run ended.
-type Outcome[V any] struct {
-	Verdict Verdict
-	// After is the soft delay of Requeue, Defer and Retry.
-	After time.Duration
-	// NotBefore is the hard delay of Retry.
-	NotBefore time.Duration
-	// Value is carried by the delayed or the parked request; for Interrupt, what the run had taken.
-	Value V
-	// Err is kept with a parked key.
-	Err string
-}
-
-// Finish records how the run of key ended and returns the state that a restart would have to know. The key stays
-// locked until Release, so that the caller can write the state down in between.
-func (q *Queue[K, V]) Finish(run Run[K, V], o Outcome[V]) State[K, V] {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	it := q.items[run.Key]
-	now := time.Now().UnixNano()
-	if it.d != nil && it.d.laterTaken {
-		it.d.laterTaken = false
-		if o.Verdict != Interrupt {
-			var none V
-			it.d.later, it.d.laterValue = 0, none
-		}
-	}
-	switch o.Verdict {
-	case Done:
-		if it.d != nil {
-			it.d.reset()
-		}
-	case Requeue, Defer:
-		d := it.delay()
-		kept := d.attempt
-		d.reset()
-		if o.Verdict == Defer {
-			d.attempt = kept
-		}
-		d.due, d.value, d.class = now+max(int64(o.After), 0), o.Value, Live
-	case Retry:
-		it.delay().fail(now, o, run.Class)
-	case Park:
-		d := it.delay()
-		attempt := d.attempt + 1
-		d.reset()
-		d.attempt, d.parked, d.err, d.value = attempt, true, o.Err, o.Value
-		q.parked++
-	case Interrupt:
-		if it.waiting {
-			q.cfg.Join(&it.value, o.Value)
-			it.class = min(it.class, run.Class)
-		} else {
-			it.waiting, it.value, it.class = true, o.Value, run.Class
-		}
-	}
-	if it.waiting && it.d != nil && it.d.parked {
-		q.revive(it) // a change during a run is owed one more run, whatever this one came to
-	}
-	return it.state()
-}
-
-// Hold locks a key that does not run, so that its state can be written down. It returns false if the key runs, and
-// what is to be written then is what Finish will return, or if there is nothing to know of it.
-func (q *Queue[K, V]) Hold(key K) (State[K, V], bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	it := q.items[key]
-	if it == nil || it.running {
-		return State[K, V]{}, false
-	}
-	if it.ready != nil {
-		it.ready.remove(it)
-	}
-	if it.d != nil && it.d.slot > 0 {
-		q.delayed.remove(it)
-	}
-	it.running = true
-	q.running++
-	return it.state(), true
-}
-
-// Release unlocks a key that Finish or Hold has locked.
-func (q *Queue[K, V]) Release(key K) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	it := q.items[key]
-	it.running = false
-	q.running--
-	q.place(it, time.Now().UnixNano())
-}
-
-// Restore puts back what an earlier process wrote down. A due time in the past is due now.
-func (q *Queue[K, V]) Restore(s State[K, V]) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed || s.Empty() {
-		return
-	}
-	it := q.items[s.Key]
-	if it == nil {
-		it = &item[K, V]{key: s.Key, class: s.Class}
-		q.items[s.Key] = it
-	}
-	d := it.delay()
-	d.attempt, d.due, d.notBefore, d.retry, d.class = s.Attempt, s.Due, s.NotBefore, s.Retry, s.Class
-	d.value, d.later, d.laterValue, d.err = s.Value, s.Later, s.LaterValue, s.Err
-	if s.Parked && !d.parked {
-		d.parked = true
-		q.parked++
-	}
-	if it.waiting && !it.running {
-		// Added before what was known of the key: judge it now.
-		if it.ready != nil {
-			it.ready.remove(it)
-		}
-		if q.absorbs(d, it.value, Options{Class: it.class, Manual: it.manual}) {
-			var none V
-			it.waiting, it.value = false, none
-		} else if d.parked {
-			q.revive(it)
-		}
-	}
-	if !it.running {
-		q.place(it, time.Now().UnixNano())
-	}
-}
-
 // Close makes every present and future Next return false and every Add do nothing. Finish and Release still work.
 func (q *Queue[K, V]) Close() {
-	q.mu.Lock()
+	q.lock()
 	defer q.mu.Unlock()
 	q.closed = true
 	if q.timer != nil {
@@ -392,27 +307,31 @@ func (q *Queue[K, V]) Close() {
 }
 
 func (q *Queue[K, V]) revive(it *item[K, V]) {
-	later, value := it.d.later, it.d.laterValue
 	it.d.reset()
-	it.d.later, it.d.laterValue = later, value
 	q.parked--
 }
 
 // promote moves a waiting key to a more urgent class.
 func (q *Queue[K, V]) promote(it *item[K, V], c Class) {
-	if it.ready != nil {
-		it.ready.remove(it)
-		q.ready[c].push(it, c)
+	if it.in != nowhere && it.in != urgent {
+		q.unlist(it)
+		q.ready[c].push(it, uint8(c))
 	}
 	it.class = c
 }
 
-// place puts a key that does not run where it belongs: ready, delayed, parked or gone.
+func (q *Queue[K, V]) unlist(it *item[K, V]) {
+	if it.in != nowhere {
+		q.ready[it.in].remove(it)
+	}
+}
+
+// place puts a key that does not run where it belongs: ready, held, delayed, parked or gone.
 func (q *Queue[K, V]) place(it *item[K, V], now int64) {
-	if it.running || it.ready != nil {
+	if it.running || it.in != nowhere {
 		return
 	}
-	wake := it.wake(now)
+	wake := q.wakeOf(it, now)
 	if wake != 0 && wake <= now {
 		if it.d != nil && it.d.slot > 0 {
 			q.delayed.remove(it)
@@ -420,13 +339,34 @@ func (q *Queue[K, V]) place(it *item[K, V], now int64) {
 		q.makeReady(it, now)
 		return
 	}
-	if wake != 0 {
+	if wake != 0 && wake != never {
+		it.delay()
 		q.delayed.set(it, wake)
 		q.arm(now)
 		return
 	}
-	if it.d == nil || it.d.empty() {
-		delete(q.items, it.key)
+	if it.d != nil && it.d.slot > 0 {
+		q.delayed.remove(it)
+	}
+	if !it.waiting && (it.d == nil || it.d.empty()) {
+		q.discard(it)
+	}
+}
+
+// wakeOf is when the key becomes ready: now or earlier if it is, 0 if nothing is to come, never if it is paused.
+func (q *Queue[K, V]) wakeOf(it *item[K, V], now int64) int64 {
+	at := it.wake(now)
+	if at == 0 || !q.pauses.any() {
+		return at
+	}
+	p, paused := q.pauses.of(it.key)
+	switch {
+	case !paused, it.waiting && it.deletion && !p.Deletions:
+		return at
+	case p.Until == 0:
+		return never
+	default:
+		return max(at, p.Until)
 	}
 }
 
@@ -446,19 +386,30 @@ func (q *Queue[K, V]) makeReady(it *item[K, V], now int64) {
 		}
 	}
 	it.class, it.since = c, now
-	q.ready[c].push(it, c)
-	if q.idle > 0 {
+	to := uint8(c)
+	if it.manual {
+		to = urgent
+	}
+	q.ready[to].push(it, to)
+	q.wake()
+}
+
+// wake signals one worker. It signals the next when it has looked and there is more, so that a burst does not wake
+// workers that will find nothing.
+func (q *Queue[K, V]) wake() {
+	if q.idle.Load() > 0 && !q.waking.Load() {
+		q.waking.Store(true)
 		q.wakeup.Signal()
 	}
 }
 
-// arm makes the timer fire when the earliest delay ends.
+// arm makes the timer fire when the earliest delay ends, or when the limit may be asked again.
 func (q *Queue[K, V]) arm(now int64) {
-	if q.closed || len(q.delayed) == 0 {
-		return
+	first := q.gate
+	if len(q.delayed) > 0 && (first == 0 || q.delayed[0].wake < first) {
+		first = q.delayed[0].wake
 	}
-	first := q.delayed[0].d.wake
-	if q.armed != 0 && q.armed <= first {
+	if q.closed || first == 0 || q.armed != 0 && q.armed <= first {
 		return
 	}
 	q.armed = first
@@ -472,15 +423,19 @@ func (q *Queue[K, V]) arm(now int64) {
 
 // fire makes ready what is due.
 func (q *Queue[K, V]) fire() {
-	q.mu.Lock()
+	q.lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return
 	}
 	q.armed = 0
 	now := time.Now().UnixNano()
-	for len(q.delayed) > 0 && q.delayed[0].d.wake <= now {
-		it := q.delayed[0]
+	if q.gate != 0 && q.gate <= now {
+		q.gate = 0
+		q.wake()
+	}
+	for len(q.delayed) > 0 && q.delayed[0].wake <= now {
+		it := q.delayed[0].item
 		q.delayed.remove(it)
 		q.place(it, now)
 	}

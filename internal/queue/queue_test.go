@@ -23,7 +23,7 @@ type bundle struct {
 func bubble(t *testing.T, f func(b bundle)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := bundle{New[string](Config[[]string]{
+		b := bundle{New[string](Config[string, []string]{
 			Join:      func(into *[]string, from []string) { *into = append(*into, from...) },
 			Revives:   func(_, added []string) bool { return !slices.Contains(added, "same") },
 			Unchanged: func(_, listed []string) bool { return slices.Contains(listed, "same") },
@@ -367,32 +367,39 @@ func TestHeldKeyDoesNotRunUntilItIsReleased(t *testing.T) {
 
 // TestNeverTwiceAtOnce runs many workers against many producers in real time, for the race detector.
 func TestNeverTwiceAtOnce(t *testing.T) {
-	q := New[int](Config[int]{Join: func(into *int, from int) { *into += from }})
-	const keys, perKey = 50, 200
+	const keys, perKey = 50, 400
+	// Few hashes, so that keys share them.
+	q := New[int](Config[int, int]{Join: func(into *int, from int) { *into += from }, Hash: func(k int) uint64 { return uint64(k % 7) }})
 	var busy [keys]atomic.Bool
 	var seen [keys]atomic.Int64
 	var workers, producers sync.WaitGroup
-	for range 8 {
+	for i := range 8 {
 		workers.Go(func() {
-			for {
-				run, ok := q.Next()
-				if !ok {
-					return
-				}
+			run, ok := q.Next()
+			for ok {
 				if busy[run.Key].Swap(true) {
 					t.Errorf("key %d runs twice at once", run.Key)
 				}
 				seen[run.Key].Add(int64(run.Value))
 				busy[run.Key].Store(false)
+				if i%2 == 0 {
+					ok = q.FinishNext(&run, &Outcome[int]{}, time.Now().UnixNano())
+					continue
+				}
 				q.Finish(run, Outcome[int]{})
 				q.Release(run.Key)
+				run, ok = q.Next()
 			}
 		})
 	}
-	for range 4 {
+	for p := range 4 {
 		producers.Go(func() {
 			for i := range keys * perKey / 4 {
-				q.Add(i%keys, 1, Options{Class: Class(i % 3)})
+				if p%2 == 0 {
+					q.Put(i%keys, 1, Options{Class: Class(i % 3)})
+				} else {
+					q.Add(i%keys, 1, Options{Class: Class(i % 3)})
+				}
 			}
 		})
 	}
@@ -407,8 +414,35 @@ func TestNeverTwiceAtOnce(t *testing.T) {
 	require.EqualValues(t, keys*perKey, total, "no cause is lost")
 }
 
+// TestNoRequestIsLeftInTheInbox puts requests one at a time, each when all workers have gone to sleep or are about to.
+func TestNoRequestIsLeftInTheInbox(t *testing.T) {
+	q := New[int](Config[int, int]{Join: func(into *int, from int) { *into += from }})
+	var workers sync.WaitGroup
+	ran := make(chan int, 1)
+	for range 4 {
+		workers.Go(func() {
+			run, ok := q.Next()
+			for ok {
+				ran <- run.Key
+				ok = q.FinishNext(&run, &Outcome[int]{}, time.Now().UnixNano())
+			}
+		})
+	}
+	for i := range 20000 {
+		q.Put(i, 1, Options{})
+		select {
+		case k := <-ran:
+			require.Equal(t, i, k)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("request %d was never taken", i)
+		}
+	}
+	q.Close()
+	workers.Wait()
+}
+
 func BenchmarkAddNext(b *testing.B) {
-	q := New[int](Config[int]{Join: func(into *int, from int) { *into += from }})
+	q := New[int](Config[int, int]{Join: func(into *int, from int) { *into += from }})
 	b.ReportAllocs()
 	for i := range b.N {
 		q.Add(i, 1, Options{})
@@ -419,7 +453,7 @@ func BenchmarkAddNext(b *testing.B) {
 }
 
 func BenchmarkAddLater(b *testing.B) {
-	q := New[int](Config[int]{Join: func(into *int, from int) { *into += from }})
+	q := New[int](Config[int, int]{Join: func(into *int, from int) { *into += from }})
 	defer q.Close()
 	at := time.Now().Add(time.Hour).UnixNano()
 	b.ReportAllocs()
