@@ -58,7 +58,7 @@ type runner struct {
 	chain   Handler
 	queue   Queue
 	sources []Source // that it references
-	mapping *runner // of failed mappings; nil where no mapper can fail
+	mapping *runner  // of failed mappings; nil where no mapper can fail
 	waitFor []*router
 
 	workersMu sync.Mutex

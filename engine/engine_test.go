@@ -312,7 +312,7 @@ func TestDelayedRequestsAreInspectable(t *testing.T) {
 		require.Equal(t, queue.Parked, items["parked"].Phase)
 		require.Equal(t, queue.Running, items["running"].Phase)
 		require.Equal(t, epoch.Add(time.Minute).UnixNano(), items["later"].Due)
-		require.Equal(t, queue.Stats{Running: 1, Delayed: 2, Parked: 1}, b.engine.Stats()["test"])
+		require.Equal(t, queue.Stats{Running: 1, Delayed: 2, Parked: 1}, b.engine.Stats()["test"].Stats)
 		_, err := b.engine.Items("nobody")
 		require.ErrorContains(t, err, `no controller "nobody"`)
 	})

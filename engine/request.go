@@ -201,6 +201,9 @@ func (c *Causes) add(x cause) {
 	case c.n == 1:
 		c.first = x
 	case len(c.rest) < MaxCauses-1:
+		if len(c.rest) == cap(c.rest) {
+			c.rest = append(make([]cause, 0, either(2, MaxCauses-1, len(c.rest) > 0)), c.rest...)
+		}
 		c.rest = append(c.rest, x)
 	default:
 		copy(c.rest, c.rest[1:])

@@ -1,5 +1,7 @@
 package queue
 
+import "math"
+
 // item is a key that waits, runs, is delayed or parked. What most keys never need is behind d.
 type item[K comparable, V any] struct {
 	key        K
@@ -24,7 +26,7 @@ const (
 )
 
 // never is a time that does not come.
-const never = int64(-1)
+const never = int64(math.MaxInt64)
 
 // delay is what a key remembers between runs. Times are nanoseconds since the Unix epoch, 0 is none.
 type delay[V any] struct {
@@ -119,8 +121,7 @@ func (d *delay[V]) empty() bool {
 func (q *Queue[K, V]) find(key K) *item[K, V] { return q.items.find(q.cfg.Hash(key), &key) }
 
 // obtain returns the item of key and makes it if there is none.
-func (q *Queue[K, V]) obtain(key *K, class Class) *item[K, V] {
-	hash := q.cfg.Hash(*key)
+func (q *Queue[K, V]) obtain(key *K, hash uint64, class Class) *item[K, V] {
 	if it := q.items.find(hash, key); it != nil {
 		return it
 	}

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,9 @@ type model struct {
 	attempt                          int
 	due, notBefore, later            int64
 	retry                            bool
+	deletion                         bool
+	quiet, quietMax                  int64 // of the request that waits
+	pause, all                       *Pause
 
 	// of the run under way
 	superseded int64
@@ -28,20 +32,33 @@ func (m *model) ready(now int64) bool {
 	if m.running {
 		return false
 	}
-	return m.waiting && (m.manual || m.notBefore <= now) ||
+	if p := cmp.Or(m.pause, m.all); p != nil && (p.Until == 0 || p.Until > now) && (!m.waiting || !m.deletion || p.Deletions) {
+		return false
+	}
+	return m.waiting && (m.manual || max(m.notBefore, m.quiet) <= now) ||
 		m.due != 0 && max(m.due, m.notBefore) <= now ||
 		m.later != 0 && max(m.later, m.notBefore) <= now
 }
 
 func (m *model) unpark() {
-	*m = model{waiting: m.waiting, running: m.running, causes: m.causes, later: m.later}
+	*m = model{
+		waiting: m.waiting, running: m.running, causes: m.causes, later: m.later, deletion: m.deletion, pause: m.pause, all: m.all,
+		quiet: m.quiet, quietMax: m.quietMax,
+	}
 }
 
-func (m *model) add(manual bool) {
+func (m *model) add(now int64, o Options, after, most time.Duration) {
 	if m.parked {
 		m.unpark()
 	}
-	m.waiting, m.manual = true, m.manual || manual
+	// Once ready, it stays ready; and what waits with no window has a reason of its own.
+	if after > 0 && !o.Manual && !m.ready(now) && (!m.waiting || m.quiet != 0) {
+		if !m.waiting {
+			m.quietMax = now + int64(most)
+		}
+		m.quiet = min(now+int64(after), m.quietMax)
+	}
+	m.waiting, m.manual, m.deletion = true, m.manual || o.Manual, m.deletion || o.Deletion
 	m.causes++
 }
 
@@ -61,6 +78,7 @@ func (m *model) take(now int64) (attempt int, retryPending bool) {
 	}
 	m.laterTaken = m.later != 0 && m.later <= now
 	m.waiting, m.manual, m.running, m.causes = false, false, true, 0
+	m.deletion, m.quiet, m.quietMax = false, 0, 0
 	return m.attempt, m.due > now && m.retry
 }
 
@@ -114,7 +132,11 @@ type inBubble struct{ rapid.TB }
 func TestModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(inBubble{t}, func(t *rapid.T) {
-			q := New[string](Config[string, int]{Join: func(into *int, from int) { *into += from }})
+			cfg := Config[string, int]{Join: func(into *int, from int) { *into += from }}
+			if rapid.Bool().Draw(t, "debounced") {
+				cfg.Debounce, cfg.DebounceMax = 2*time.Second, 3*time.Second
+			}
+			q := New[string](cfg)
 			defer func() { q.Close() }()
 			keys := []string{"a", "b", "c"}
 			models := map[string]*model{"a": {}, "b": {}, "c": {}}
@@ -123,9 +145,36 @@ func TestModel(t *testing.T) {
 			delay := rapid.SampledFrom([]time.Duration{0, time.Second, 2 * time.Second, 5 * time.Second})
 			t.Repeat(map[string]func(*rapid.T){
 				"add": func(t *rapid.T) {
-					k, manual := pick.Draw(t, "key"), rapid.IntRange(0, 9).Draw(t, "manual") == 0
-					q.Add(k, 1, Options{Class: Class(rapid.IntRange(0, 2).Draw(t, "class")), Manual: manual})
-					models[k].add(manual)
+					k := pick.Draw(t, "key")
+					o := Options{
+						Class:  Class(rapid.IntRange(0, 2).Draw(t, "class")),
+						Manual: rapid.IntRange(0, 9).Draw(t, "manual") == 0, Deletion: rapid.IntRange(0, 3).Draw(t, "deletion") == 0,
+					}
+					if rapid.Bool().Draw(t, "put") {
+						q.Put(k, 1, o)
+					} else {
+						q.Add(k, 1, o)
+					}
+					models[k].add(time.Now().UnixNano(), o, cfg.Debounce, cfg.DebounceMax)
+				},
+				"pause": func(t *rapid.T) {
+					var p *Pause
+					if rapid.IntRange(0, 2).Draw(t, "resume") > 0 {
+						p = &Pause{Deletions: rapid.Bool().Draw(t, "deletions")}
+						if rapid.Bool().Draw(t, "ends") {
+							p.Until = time.Now().Add(time.Second + delay.Draw(t, "until")).UnixNano()
+						}
+					}
+					if rapid.IntRange(0, 3).Draw(t, "all") > 0 {
+						k := pick.Draw(t, "key")
+						q.PauseKey(k, p)
+						models[k].pause = p
+						return
+					}
+					for _, m := range models {
+						m.all = p
+					}
+					q.PauseAll(p)
 				},
 				"later": func(t *rapid.T) {
 					k, at := pick.Draw(t, "key"), time.Now().Add(time.Second+delay.Draw(t, "delay")).UnixNano()
@@ -164,6 +213,14 @@ func TestModel(t *testing.T) {
 						o.NotBefore = delay.Draw(t, "not before")
 					}
 					models[k].finish(time.Now().UnixNano(), o.Verdict, o.After, o.NotBefore)
+					if q.Stats().Ready != [3]int{} && rapid.Bool().Draw(t, "next") {
+						require.True(t, q.FinishNext(&run, &o, time.Now().UnixNano()))
+						m := models[run.Key]
+						require.True(t, m.ready(time.Now().UnixNano()), "%s was taken and is not ready", run.Key)
+						m.take(time.Now().UnixNano())
+						running[run.Key] = run
+						return
+					}
 					q.Finish(run, o)
 					q.Release(k)
 				},
@@ -173,11 +230,14 @@ func TestModel(t *testing.T) {
 					}
 					next := New[string](q.cfg)
 					for _, k := range keys {
+						next.PauseAll(models[k].all)
+						next.PauseKey(k, models[k].pause)
 						if s, ok := q.Hold(k); ok {
 							next.Restore(s)
 						}
 						m := models[k]
-						m.waiting, m.manual, m.causes = false, false, 0 // what only waited is listed again by its source
+						// What only waited is listed again by its source, and the engine keeps pauses.
+						m.waiting, m.manual, m.deletion, m.causes, m.quiet, m.quietMax = false, false, false, 0, 0, 0
 					}
 					q.Close()
 					q = next
@@ -200,7 +260,7 @@ func TestModel(t *testing.T) {
 						if !m.running && !m.ready(now) {
 							require.Equal(t, m.attempt, it.Attempt, "attempt of %s: %+v", k, *m)
 						}
-						require.Equal(t, m.parked && !m.running && !m.ready(now), it.Parked && it.Phase == Parked, "%s is parked: %+v", k, *m)
+						require.Equal(t, m.parked && !m.running && !m.ready(now) && !m.waiting, it.Parked && it.Phase == Parked, "%s is parked: %+v", k, *m)
 					}
 					s := q.Stats()
 					require.Equal(t, ready, s.Ready[0]+s.Ready[1]+s.Ready[2], "ready keys: %s", fmt.Sprint(q.Items()))

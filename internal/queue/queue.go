@@ -50,8 +50,8 @@ type Queue[K comparable, V any] struct {
 
 	mu      sync.Mutex
 	wakeup  sync.Cond
-	idle    atomic.Int32 // callers of Next that wait
-	waking  atomic.Bool  // one of them has been signalled and has not looked yet
+	crew    crew
+	behind  atomic.Bool // adders are to step aside
 	items   table[K, V]
 	ready   [lists]list[K, V]
 	credit  [Classes]int
@@ -61,6 +61,7 @@ type Queue[K comparable, V any] struct {
 	gate    int64 // when Limit is to be asked again; 0: now
 	pauses  pauses[K]
 	spare   []add[K, V]
+	warm    uint64
 	free    *item[K, V] // items to use again
 	freed   int
 	running int
@@ -69,7 +70,7 @@ type Queue[K comparable, V any] struct {
 	added   uint32 // of the last mergeWindow requests
 	joined  uint32 // of those, the ones whose key waited already
 	merging bool   // many did
-	started bool // Next was called: what is listed from now on is not a restart's list
+	started bool   // Next was called: what is listed from now on is not a restart's list
 	closed  bool
 }
 
@@ -79,7 +80,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Queue[K, V] {
 		seed := maphash.MakeSeed()
 		cfg.Hash = func(key K) uint64 { return maphash.Comparable(seed, key) }
 	}
-	q := &Queue[K, V]{cfg: cfg, credit: shares}
+	q := &Queue[K, V]{cfg: cfg, credit: shares, crew: newCrew()}
 	q.wakeup.L = &q.mu
 	return q
 }
@@ -123,10 +124,15 @@ type add[K comparable, V any] struct {
 	key   K
 	value V
 	opts  Options
+	hash  uint64
 }
 
-// inboxSize is how many requests wait in the inbox before the adder itself empties it.
-const inboxSize = 256
+// The adder itself empties the inbox from inboxSize requests on, if nobody has the queue locked, and from inboxMax on in
+// any case.
+const (
+	inboxSize = 256
+	inboxMax  = 1 << 14
+)
 
 // Put is Add for callers that do not ask what became of the request.
 func (q *Queue[K, V]) Put(key K, value V, opts Options) {
@@ -139,15 +145,21 @@ func (q *Queue[K, V]) Put(key K, value V, opts Options) {
 	}
 	in := &q.inbox
 	in.mu.Lock()
-	in.adds = append(in.adds, add[K, V]{key, value, opts})
+	in.adds = append(in.adds, add[K, V]{key: key, value: value, opts: opts})
 	n := len(in.adds)
 	in.n.Store(int32(n)) //nolint:gosec // a few hundred at most.
 	in.mu.Unlock()
 	// A worker that has been signalled and has not looked yet will find this request. One that is about to wait looks
 	// at the inbox after it has made itself known as idle.
-	if n >= inboxSize || q.idle.Load() > 0 && !q.waking.Load() {
+	switch {
+	case q.crew.needed(1), n >= inboxMax, n >= inboxSize && q.behind.Load():
 		q.lock()
 		q.mu.Unlock()
+	case n >= inboxSize && q.mu.TryLock():
+		q.takeIn()
+		q.mu.Unlock()
+	default:
+		q.watch()
 	}
 }
 
@@ -165,6 +177,12 @@ func (q *Queue[K, V]) takeIn() {
 	q.spare, in.adds = in.adds, q.spare[:0]
 	in.n.Store(0)
 	in.mu.Unlock()
+	// Looking at all places of the table first lets the processor wait for memory once, not once for each.
+	for i := range q.spare {
+		a := &q.spare[i]
+		a.hash = q.cfg.Hash(a.key)
+		q.warm += q.items.touch(a.hash)
+	}
 	for i := range q.spare {
 		q.add(&q.spare[i])
 	}
@@ -178,7 +196,7 @@ func (q *Queue[K, V]) Add(key K, value V, opts Options) Added {
 	}
 	q.lock()
 	defer q.mu.Unlock()
-	return q.add(&add[K, V]{key, value, opts})
+	return q.add(&add[K, V]{key, value, opts, q.cfg.Hash(key)})
 }
 
 func (q *Queue[K, V]) add(a *add[K, V]) Added {
@@ -186,7 +204,7 @@ func (q *Queue[K, V]) add(a *add[K, V]) Added {
 		return Queued
 	}
 	now := a.opts.Now
-	it := q.obtain(&a.key, a.opts.Class)
+	it := q.obtain(&a.key, a.hash, a.opts.Class)
 	if a.opts.Later > now {
 		q.addLater(it, a.value, a.opts.Later, now)
 		return Delayed
@@ -242,12 +260,13 @@ func (q *Queue[K, V]) count(first bool) {
 	if q.added++; q.added == mergeWindow {
 		q.merging = q.joined > mergeWindow/4
 		q.added, q.joined = 0, 0
+		q.behind.Store(!q.merging && q.items.n > ahead)
 	}
 }
 
-// holdBack sets the time before which the request that waits is no reason to run.
+// holdBack sets the time before which the request that waits is no reason to run. What is ready stays ready.
 func (q *Queue[K, V]) holdBack(it *item[K, V], o Options, first bool) {
-	if o.Manual || q.cfg.Debounce <= 0 && o.Quiet == 0 && (it.d == nil || it.d.quiet == 0) {
+	if o.Manual || it.in != nowhere || q.cfg.Debounce <= 0 && o.Quiet == 0 && (it.d == nil || it.d.quiet == 0) {
 		return
 	}
 	d := it.delay()
@@ -258,6 +277,7 @@ func (q *Queue[K, V]) holdBack(it *item[K, V], o Options, first bool) {
 		}
 	case q.cfg.Debounce <= 0:
 		d.quiet = 0 // a reason of another sort: nothing to wait for
+	case !first && d.quiet == 0: // it waits for another reason, and not for this
 	default:
 		if first {
 			d.quietMax = o.Now + int64(q.cfg.DebounceMax)
@@ -373,9 +393,6 @@ func (q *Queue[K, V]) wakeOf(it *item[K, V], now int64) int64 {
 func (q *Queue[K, V]) makeReady(it *item[K, V], now int64) {
 	c := it.class
 	if d := it.d; d != nil {
-		if d.parked {
-			q.revive(it)
-		}
 		switch due := d.due != 0 && d.due <= now; {
 		case due && it.waiting:
 			c = min(c, d.class)
@@ -392,15 +409,6 @@ func (q *Queue[K, V]) makeReady(it *item[K, V], now int64) {
 	}
 	q.ready[to].push(it, to)
 	q.wake()
-}
-
-// wake signals one worker. It signals the next when it has looked and there is more, so that a burst does not wake
-// workers that will find nothing.
-func (q *Queue[K, V]) wake() {
-	if q.idle.Load() > 0 && !q.waking.Load() {
-		q.waking.Store(true)
-		q.wakeup.Signal()
-	}
 }
 
 // arm makes the timer fire when the earliest delay ends, or when the limit may be asked again.

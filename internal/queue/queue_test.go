@@ -2,6 +2,7 @@ package queue
 
 import (
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -439,6 +440,47 @@ func TestNoRequestIsLeftInTheInbox(t *testing.T) {
 	}
 	q.Close()
 	workers.Wait()
+}
+
+// A worker whose runs were short is counted on to be back. When its next run takes long, the others are woken for what
+// comes meanwhile.
+func TestOneSlowRunAfterQuickOnesHoldsUpNothing(t *testing.T) {
+	bubble(t, func(b bundle) {
+		var workers sync.WaitGroup
+		started := make(map[string]time.Time)
+		var mu sync.Mutex
+		for range 3 {
+			workers.Go(func() {
+				run, ok := b.Next()
+				for ok {
+					mu.Lock()
+					started[run.Key] = time.Now()
+					mu.Unlock()
+					if run.Key[0] == 's' {
+						time.Sleep(time.Minute)
+					}
+					ok = b.FinishNext(&run, &Outcome[[]string]{}, time.Now().UnixNano())
+				}
+			})
+		}
+		for i := range 100 {
+			b.Put(strconv.Itoa(i), nil, Options{})
+		}
+		b.wait(time.Second)
+		for _, k := range []string{"slow 1", "slow 2", "slow 3"} {
+			b.Put(k, nil, Options{})
+			synctest.Wait() // the quick worker has it, and is counted on still
+		}
+		begin := time.Now()
+		b.wait(10 * watchEvery)
+		for _, k := range []string{"slow 1", "slow 2", "slow 3"} {
+			require.Contains(t, started, k)
+			require.LessOrEqual(t, started[k].Sub(begin), 4*watchEvery, k)
+		}
+		b.wait(time.Minute)
+		b.Close()
+		workers.Wait()
+	})
 }
 
 func BenchmarkAddNext(b *testing.B) {

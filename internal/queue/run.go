@@ -16,7 +16,8 @@ type Run[K comparable, V any] struct {
 	// Yield says that the worker should let others run now and then, this time.
 	Yield bool
 
-	item *item[K, V]
+	item  *item[K, V]
+	quick uint32 // the crew's round in which its worker was counted as quick
 }
 
 // Next blocks until a key is ready, takes it and locks it until Release. It returns false once the queue is closed,
@@ -33,6 +34,7 @@ func (q *Queue[K, V]) Next() (Run[K, V], bool) {
 // it did not have to wait, that is when the next key was taken.
 func (q *Queue[K, V]) FinishNext(run *Run[K, V], o *Outcome[V], now int64) bool {
 	q.lock()
+	q.crew.returned(&run.quick, now-run.Taken)
 	it := run.item
 	q.finish(it, run.Class, o, now)
 	q.release(it, now)
@@ -55,13 +57,14 @@ func (q *Queue[K, V]) next(run *Run[K, V], now int64) bool {
 			q.take(run, it, now)
 			return true
 		}
-		q.idle.Add(1)
+		q.crew.returned(&run.quick, never)
+		q.crew.idle.Add(1)
 		if q.inbox.n.Load() == 0 {
 			q.wakeup.Wait()
 			now = 0
 		}
-		q.idle.Add(-1)
-		q.waking.Store(false)
+		q.crew.idle.Add(-1)
+		q.crew.waking.Store(false)
 		if q.inbox.n.Load() > 0 {
 			q.takeIn()
 		}
@@ -118,10 +121,13 @@ const (
 )
 
 func (q *Queue[K, V]) take(run *Run[K, V], it *item[K, V], now int64) {
+	if next := q.ready[it.class].head; next != nil {
+		q.warm += q.items.touch(next.hash) // it will be looked for when it ends
+	}
 	now = max(now, it.since) // the caller may have looked at the clock before the timer did
 	q.taken++
 	*run = Run[K, V]{
-		Key: it.key, Value: it.value, Class: it.class, Since: it.since, Taken: now, item: it,
+		Key: it.key, Value: it.value, Class: it.class, Since: it.since, Taken: now, item: it, quick: run.quick,
 		Yield: q.taken%yieldEvery == 0 && (q.merging || q.items.n < ahead),
 	}
 	var none V
@@ -130,6 +136,9 @@ func (q *Queue[K, V]) take(run *Run[K, V], it *item[K, V], now int64) {
 	d := it.d
 	if d == nil {
 		return
+	}
+	if d.parked {
+		q.revive(it)
 	}
 	run.Attempt = d.attempt
 	d.superseded, d.early, d.quiet = 0, false, 0
@@ -268,7 +277,7 @@ func (q *Queue[K, V]) Restore(s State[K, V]) {
 	if q.closed || s.Empty() {
 		return
 	}
-	it := q.obtain(&s.Key, s.Class)
+	it := q.obtain(&s.Key, q.cfg.Hash(s.Key), s.Class)
 	d := it.delay()
 	d.attempt, d.due, d.notBefore, d.retry, d.class = s.Attempt, s.Due, s.NotBefore, s.Retry, s.Class
 	d.value, d.later, d.laterValue, d.err = s.Value, s.Later, s.LaterValue, s.Err

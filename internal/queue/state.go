@@ -95,7 +95,7 @@ func (q *Queue[K, V]) item(it *item[K, V], now int64) Item[K, V] {
 	if it.waiting {
 		q.cfg.Join(&i.Waiting, it.value)
 	}
-	if wake := q.wakeOf(it, now); wake > now && !it.running {
+	if wake := q.wakeOf(it, now); wake > now && wake != never && !it.running {
 		i.Wake = wake
 	}
 	p, paused := q.pauses.of(it.key)

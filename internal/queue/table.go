@@ -39,6 +39,14 @@ func (t *table[K, V]) find(hash uint64, key *K) *item[K, V] {
 	}
 }
 
+// touch brings the place of a hash into the cache.
+func (t *table[K, V]) touch(hash uint64) uint64 {
+	if s := t.segment(hash); s.n > 0 {
+		return s.slots[hash&uint64(len(s.slots)-1)].hash
+	}
+	return 0
+}
+
 // insert adds an item whose key is not there.
 func (t *table[K, V]) insert(it *item[K, V]) {
 	s := t.segment(it.hash)
