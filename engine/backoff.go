@@ -12,7 +12,9 @@ import (
 
 // Backoff is how long a failed request waits, and how often it is tried.
 type Backoff struct {
-	// Initial is the wait after the first failure. Default 5 ms.
+	// Linear makes the n-th wait in a row n times Initial long, where the default is Multiplier times the last.
+	Linear bool
+	// Initial is the wait after the first failure. Default 5 ms, or 1 s if Linear.
 	Initial time.Duration
 	// Max bounds the wait. Default 1000 s.
 	Max time.Duration
@@ -20,13 +22,16 @@ type Backoff struct {
 	Multiplier float64
 	// Jitter spreads each wait by this fraction of itself, up and down. Default 0.
 	Jitter float64
-	// MaxAttempts is how many times a request is tried before it is parked. Default 0: without end.
+	// MaxAttempts is how many times a request is tried before it is parked; 1 is no retry. Default 0: without end.
 	MaxAttempts int
 }
 
 func (b Backoff) withDefaults() Backoff {
 	if b.Initial == 0 {
 		b.Initial = 5 * time.Millisecond
+		if b.Linear {
+			b.Initial = time.Second
+		}
 	}
 	if b.Max == 0 {
 		b.Max = 1000 * time.Second
@@ -56,7 +61,11 @@ func (b Backoff) validate() error {
 // wait returns the wait after a failure that n failures precede. The policy is that of cenkalti/backoff, entered at
 // its n-th step, since the attempt travels in the message and no policy object outlives a run.
 func (b Backoff) wait(n int) time.Duration {
-	step := min(float64(b.Initial)*math.Pow(b.Multiplier, float64(n)), float64(b.Max))
+	factor := math.Pow(b.Multiplier, float64(n))
+	if b.Linear {
+		factor = float64(n + 1)
+	}
+	step := min(float64(b.Initial)*factor, float64(b.Max))
 	if b.Jitter == 0 {
 		return time.Duration(step)
 	}
@@ -71,6 +80,9 @@ func (b Backoff) wait(n int) time.Duration {
 
 // String prints the effective values.
 func (b Backoff) String() string {
+	if b.Linear {
+		return fmt.Sprintf("linear, initial=%s, max=%s, maxAttempts=%d", b.Initial, b.Max, b.MaxAttempts)
+	}
 	return fmt.Sprintf("initial=%s, max=%s, multiplier=%g, maxAttempts=%d", b.Initial, b.Max, b.Multiplier, b.MaxAttempts)
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
 
@@ -29,6 +30,10 @@ type QueueConfig struct {
 	Controller string
 	// Workers is how many keys are processed at once.
 	Workers int
+	// Debounce holds back what is asked for a key until it has been quiet.
+	Debounce Debounce
+	// Limit takes a permission to run a key and returns from when on it is good. It must not call back. Nil is no limit.
+	Limit func(now int64) int64
 	// Malformed is called for each message that cannot be read. Nil is off.
 	Malformed func(topic string, err error)
 }
@@ -45,6 +50,12 @@ type Queue interface {
 	Run(intake, work context.Context, newProcess func() Process) error
 	// Items returns every key that is not idle.
 	Items() []Item
+	// Item returns one key, false if it is idle.
+	Item(key Key) (Item, bool)
+	// Pause holds back a key, or with a nil key all of them; a nil pause ends that.
+	Pause(key *Key, p *queue.Pause)
+	// Drop forgets what is parked for a key. It does nothing for a key that is not parked.
+	Drop(ctx context.Context, key Key) error
 	// Stats counts keys, cheaply.
 	Stats() queue.Stats
 }
@@ -55,11 +66,12 @@ type Process func(ctx context.Context, req Request) Outcome
 // Item is a key of a controller with its queue state.
 type Item = queue.Item[Key, Causes]
 
-// QueueRules say how causes are joined and what they mean to a key that is parked or delayed. They are for the buses of
-// this module.
-func QueueRules() queue.Config[Key, Causes] {
+// Rules say how causes are joined, what they mean to a key that is parked or delayed, and what holds requests back. They
+// are for the buses of this module.
+func (cfg QueueConfig) Rules() queue.Config[Key, Causes] {
 	seed := maphash.MakeSeed()
 	return queue.Config[Key, Causes]{
+		Debounce: cfg.Debounce.After, DebounceMax: cmp.Or(cfg.Debounce.Max, 10*cfg.Debounce.After), Limit: cfg.Limit,
 		// A controller's keys differ in these.
 		Hash:      func(k Key) uint64 { return maphash.Comparable(seed, [2]string{k.Namespace, k.Name}) },
 		Join:      func(into *Causes, from Causes) { into.Join(from) },

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -35,7 +36,16 @@ type Controller struct {
 	sinks       []Sink
 	handler     Handler
 	middleware  []Middleware
+	initializer func(ctx context.Context) error
+	onStart     func(ctx context.Context)
+	onStop      func(ctx context.Context)
+	background  []func(ctx context.Context) error
 	backoff     Backoff
+	limit       *RateLimit
+	debounce    Debounce
+	suspended   bool
+	tracksReads bool
+	heartbeat   time.Duration
 	concurrency int
 	timeout     time.Duration
 	resync      time.Duration
@@ -145,6 +155,73 @@ func (c Controller) WithBackoff(b Backoff) Controller {
 	return c
 }
 
+// WithRateLimit bounds how often reconciles start. Several controllers may be given the same limit and share it.
+func (c Controller) WithRateLimit(l *RateLimit) Controller {
+	if l == nil {
+		return c.problem("WithRateLimit: the limit is nil")
+	}
+	if err := l.validate(); err != nil {
+		return c.problem("WithRateLimit: %w", err)
+	}
+	c.limit = l
+	return c
+}
+
+// WithDebounce waits until a key has been quiet before it is reconciled. It delays no retry, no requeue and no manual
+// request.
+func (c Controller) WithDebounce(d Debounce) Controller {
+	if err := d.validate(); err != nil {
+		return c.problem("WithDebounce: %w", err)
+	}
+	c.debounce = d
+	return c
+}
+
+// WithInitializer calls f before the first reconcile, and again before the first one after a lost lease. While it fails
+// nothing is reconciled, and it is called again after the waits of a crash-looping source.
+func (c Controller) WithInitializer(f func(ctx context.Context) error) Controller {
+	if f == nil {
+		return c.problem("WithInitializer: the function is nil")
+	}
+	c.initializer = f
+	return c
+}
+
+// OnStart calls f after the initializer and before the first reconcile.
+func (c Controller) OnStart(f func(ctx context.Context)) Controller {
+	if f == nil {
+		return c.problem("OnStart: the function is nil")
+	}
+	c.onStart = f
+	return c
+}
+
+// OnStop calls f once after the last reconcile and the last background work, when the controller stops or loses its lease.
+// Its sources can still be read. At shutdown its context lasts until the drain timeout.
+func (c Controller) OnStop(f func(ctx context.Context)) Controller {
+	if f == nil {
+		return c.problem("OnStop: the function is nil")
+	}
+	c.onStop = f
+	return c
+}
+
+// WithBackground runs f beside the reconciles for as long as the controller works, and waits for it at the end. If it
+// fails it is run again after the waits of a crash-looping source; nil ends it for good. It may run an Engine of its own.
+func (c Controller) WithBackground(f func(ctx context.Context) error) Controller {
+	if f == nil {
+		return c.problem("WithBackground: the function is nil")
+	}
+	c.background = append(slices.Clip(c.background), f)
+	return c
+}
+
+// Suspended holds back every key of the controller. What is asked for meanwhile waits.
+func (c Controller) Suspended() Controller {
+	c.suspended = true
+	return c
+}
+
 // WithConcurrency sets how many keys are reconciled at once. Default 1.
 func (c Controller) WithConcurrency(n int) Controller {
 	if n < 1 {
@@ -160,6 +237,25 @@ func (c Controller) WithTimeout(d time.Duration) Controller {
 		return c.problem("WithTimeout: 0 would cancel every reconcile at once; -1 is never")
 	}
 	c.timeout = d
+	return c
+}
+
+// WithHeartbeat cancels a reconcile, with ErrNoHeartbeat as the cause, that does not call Runtime.Heartbeat for this long:
+// for runs that may take hours and must not hang for hours. Default 0: nobody waits for heartbeats. The timeout holds all
+// the same; WithTimeout(-1) turns that off.
+func (c Controller) WithHeartbeat(d time.Duration) Controller {
+	if d < 0 {
+		return c.problem("WithHeartbeat: %s is negative; 0 is off", d)
+	}
+	c.heartbeat = d
+	return c
+}
+
+// TracksReads reconciles a key again when something changes that its last run read through its Runtime, with no mapper
+// written. Sources that are only read are then watched too. 512 objects of a run are remembered; a run that lists a source
+// depends on all of it.
+func (c Controller) TracksReads() Controller {
+	c.tracksReads = true
 	return c
 }
 

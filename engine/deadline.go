@@ -79,15 +79,15 @@ func (l *lazyDeadline) Value(key any) any {
 	return l.arm().Value(key)
 }
 
-// ended is what is armed in the context of a run that nobody looked at: whoever kept it finds it ended.
-var ended = func() *armedDeadline {
+// spent is what is armed in the context of a run that nobody looked at: whoever kept it finds it ended.
+var spent = func() *armedDeadline {
 	ctx, stop := context.WithCancel(context.Background()) //nolint:forbidigo // it has ended.
 	stop()
 	return &armedDeadline{ctx, stop}
 }()
 
 func (l *lazyDeadline) cancel() {
-	if !l.armed.CompareAndSwap(nil, ended) {
+	if !l.armed.CompareAndSwap(nil, spent) {
 		l.armed.Load().stop()
 	}
 }

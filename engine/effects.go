@@ -240,7 +240,10 @@ func (a *application) apply(ctx context.Context, w Write) (string, error) {
 	o := a.effect.Object
 	o.Owner = a.me.Key
 	ctx, end := a.s.access(ctx, "apply", o.Key)
+	by := a.s.descendLocked()
+	a.s.c.engine.lineage.note(o.Key, "", by)
 	revision, err := a.sink.Apply(ctx, o, w)
+	a.s.c.engine.lineage.note(o.Key, cmp.Or(revision, "none"), by)
 	end(err)
 	if err != nil {
 		return "", fmt.Errorf("apply %s: %w", o.Key, err)
@@ -252,6 +255,8 @@ func (a *application) delete(ctx context.Context, have Object) error {
 	w := a.write()
 	w.Revision = have.Revision
 	ctx, end := a.s.access(ctx, "delete", have.Key)
+	by := a.s.descendLocked()
+	a.s.c.engine.lineage.note(have.Key, "", by)
 	err := a.sink.Delete(ctx, have.Key, w)
 	end(err)
 	if err != nil && !errors.Is(err, ErrNotFound) {

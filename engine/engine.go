@@ -2,18 +2,19 @@ package engine
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
-	"sort"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/windlass-dev/windlass/internal/queue"
+	"github.com/windlass-dev/windlass/engine/lease"
 )
 
 // Config describes an engine. Only Controllers is required.
@@ -23,6 +24,10 @@ type Config struct {
 	Controllers []Controller
 	// Bus carries events and requests. Default: a MemoryBus.
 	Bus Bus
+	// Leases decide which replica runs the singletons. Default nil: this process is the only one.
+	Leases lease.Store
+	// Replica names this process to Leases. Default: a random name.
+	Replica string
 	// Middleware is put around the engine's own, the outermost first.
 	Middleware []Middleware
 	// Emit is put around the Emit that sources call, the outermost first. The event has its Source by then.
@@ -30,39 +35,36 @@ type Config struct {
 	Hooks Hooks
 	// Logger is where the engine reports. Default: nowhere.
 	Logger *slog.Logger
+	// SyncTimeout is how long a controller waits for the first lists of its sources before Run fails with ErrNotSynced.
+	// Default 0: without end, with a warning now and then.
+	SyncTimeout time.Duration
 	// DrainTimeout is how long running reconciles may take at shutdown before they are cancelled. Default 30 s.
 	DrainTimeout time.Duration
 }
 
-// Engine runs controllers. Create it with New.
+// Engine runs controllers. Create it with New; its methods are safe for concurrent use.
 type Engine struct {
-	name      string
-	bus       Bus
+	cfg       Config
 	publisher message.Publisher
-	hooks     Hooks
-	log       *slog.Logger
-	drain     time.Duration
 	ownership *ownership
-	routers   []*router
-	runners   []*runner
-	wrapEmit  []func(Emit) Emit
+	pauses    *pauses
+	lineage   lineage
 	started   atomic.Bool
 	ready     chan struct{} // closed once the queues are open
+
+	changing sync.Mutex // one change of the controllers at a time
+
+	mu      sync.RWMutex
+	routers []*router
+	runners []*runner
+	session *session // while Run is at work
 }
 
-// runner is a controller at work.
-type runner struct {
-	Controller
-	engine  *Engine
-	log     *slog.Logger
-	chain   Handler
-	queue   Queue
-	sources []Source // that it references
-	mapping *runner  // of failed mappings; nil where no mapper can fail
-	waitFor []*router
-
-	workersMu sync.Mutex
-	workers   []*worker
+// session is what a call of Run has for those that are added while it is at work.
+type session struct {
+	intake, work context.Context //nolint:containedctx // Run's, for the time of Run.
+	stop         context.CancelCauseFunc
+	group        sync.WaitGroup
 }
 
 // New checks the configuration and reports everything that is wrong with it at once.
@@ -79,20 +81,13 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = 30 * time.Second
 	}
-	if err := cfg.validate(); err != nil {
-		return nil, err
+	if cfg.Replica == "" {
+		cfg.Replica = rand.Text()
 	}
 	e := &Engine{
-		name: cfg.Name, bus: cfg.Bus, publisher: cfg.Bus.Publisher(), hooks: cfg.Hooks, log: cfg.Logger, drain: cfg.DrainTimeout,
-		wrapEmit: cfg.Emit, ownership: &ownership{store: cfg.Bus.Store()}, ready: make(chan struct{}),
+		cfg: cfg, publisher: cfg.Bus.Publisher(), ownership: &ownership{store: cfg.Bus.Store()},
+		pauses: &pauses{store: cfg.Bus.Store()}, ready: make(chan struct{}),
 	}
-	for _, c := range cfg.Controllers {
-		e.addRunner(c, cfg.Middleware)
-	}
-	return e, nil
-}
-
-func (cfg Config) validate() error {
 	var problems []error
 	if !validName.MatchString(cfg.Name) {
 		problems = append(problems, fmt.Errorf("engine %q: the name must be lower-case letters, digits and dashes, 63 at most", cfg.Name))
@@ -100,88 +95,108 @@ func (cfg Config) validate() error {
 	if len(cfg.Controllers) == 0 {
 		problems = append(problems, errors.New("the engine has no controllers"))
 	}
-	controllers, sources := make(map[string]bool), make(map[string]Source)
 	for _, c := range cfg.Controllers {
-		if controllers[c.name] {
+		if err := e.admit(c); err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		e.attach(newRunner(e, c))
+	}
+	return e, errors.Join(problems...)
+}
+
+// admit says what is wrong with a controller, by itself and beside those that are there.
+func (e *Engine) admit(c Controller) error {
+	problems := []error{c.validate()}
+	for _, r := range e.runners {
+		if r.name == c.name {
 			problems = append(problems, fmt.Errorf("controller %q: there are two of this name", c.name))
 		}
-		controllers[c.name] = true
-		problems = append(problems, c.validate())
-		for _, s := range c.sources() {
-			if s == nil {
-				continue
-			}
-			if !reflect.TypeOf(s).Comparable() {
-				problems = append(problems, fmt.Errorf("controller %q: source %q: a %T cannot be compared with ==; use a pointer", c.name, s.Name(), s))
-				continue
-			}
-			if other, ok := sources[s.Name()]; ok && other != s {
+	}
+	for _, s := range c.sources() {
+		if s == nil {
+			continue
+		}
+		if !reflect.TypeOf(s).Comparable() {
+			problems = append(problems, fmt.Errorf("controller %q: source %q: a %T cannot be compared with ==; use a pointer", c.name, s.Name(), s))
+			continue
+		}
+		for _, r := range e.routers {
+			if r.source.Name() == s.Name() && r.source != s {
 				problems = append(problems, fmt.Errorf("controller %q: source %q: another source has this name", c.name, s.Name()))
 			}
-			sources[s.Name()] = s
+		}
+		for _, other := range c.sources() {
+			if other != nil && reflect.TypeOf(other).Comparable() && other.Name() == s.Name() && other != s {
+				problems = append(problems, fmt.Errorf("controller %q: source %q: another source has this name", c.name, s.Name()))
+			}
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (e *Engine) addRunner(c Controller, outer []Middleware) {
-	log := e.log
-	if c.logger != nil {
-		log = c.logger
+// attach puts a controller behind the routers of its sources, new ones where there are none, and returns those.
+func (e *Engine) attach(c *runner) (made []*router) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	routerOf := func(s Source) *router {
+		i := slices.IndexFunc(e.routers, func(r *router) bool { return r.source == s })
+		if i < 0 {
+			i = len(e.routers)
+			e.routers = append(e.routers, newRouter(e, s))
+			made = append(made, e.routers[i])
+		}
+		if !slices.Contains(c.routers, e.routers[i]) {
+			c.routers = append(c.routers, e.routers[i])
+		}
+		return e.routers[i]
 	}
-	r := &runner{Controller: c, engine: e, log: log.With("controller", c.name), sources: c.sources()}
-	if len(c.watches) > 0 {
-		r.mapping = mappingOf(r)
-		r.mapping.build(outer)
-	}
-	r.build(outer)
-	e.runners = append(e.runners, r)
-	e.routerOf(c.primary, r).add(route{to: r, role: primary})
+	routerOf(c.primary).add(&route{to: c, role: primary})
 	for _, s := range c.owns {
-		e.routerOf(s, r).add(route{to: r, role: owned})
+		routerOf(s).add(&route{to: c, role: owned})
 	}
 	for _, w := range c.watches {
-		e.routerOf(w.source, r).add(route{to: r, role: watched, mapper: w.mapper})
+		routerOf(w.source).add(&route{to: c, role: watched, mapper: w.mapper})
 	}
 	for _, s := range c.reads {
-		e.routerOf(s, r)
+		routerOf(s)
 	}
-}
-
-func (c *runner) build(outer []Middleware) {
-	own := []Middleware{logged, c.backoff.withDefaults().middleware, deadline(c.timeout), recovered}
-	c.chain = chain(chain(c.handler, c.middleware...), append(append([]Middleware(nil), outer...), own...)...)
-}
-
-// routerOf returns the router of a source and makes r wait for its first list.
-func (e *Engine) routerOf(s Source, r *runner) *router {
-	var found *router
-	for _, x := range e.routers {
-		if x.source == s {
-			found = x
+	if c.tracked != nil {
+		for _, s := range c.sources {
+			if r := routerOf(s); len(r.routesTo(c)) == 0 || (*r.routes.Load())[len(*r.routes.Load())-1].role != tracked {
+				r.add(&route{to: c, role: tracked})
+			}
 		}
 	}
-	if found == nil {
-		found = &router{engine: e, source: s, topic: EventTopic(s.Name()), synced: make(chan struct{})}
-		e.routers = append(e.routers, found)
-	}
-	r.waitFor = append(r.waitFor, found)
-	return found
+	e.runners = append(e.runners, c)
+	return made
 }
 
-func (c *runner) readerOf(key Key) Reader {
-	for _, s := range c.sources {
-		if r, ok := s.(Reader); ok && r.Covers(key) {
-			return r
+// detach is the reverse of attach. It returns the routers that nobody needs any more.
+func (e *Engine) detach(c *runner) (unused []*router) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.runners = slices.DeleteFunc(e.runners, func(r *runner) bool { return r == c })
+	e.routers = slices.DeleteFunc(e.routers, func(r *router) bool {
+		r.remove(c)
+		if slices.ContainsFunc(e.runners, func(x *runner) bool { return slices.Contains(x.routers, r) }) {
+			return false
 		}
-	}
-	return nil
+		unused = append(unused, r)
+		return true
+	})
+	return unused
 }
 
-func (r *router) add(x route) { r.routes = append(r.routes, x) }
-
-// ErrAlreadyRan says that Run was called twice.
-var ErrAlreadyRan = errors.New("engine: Run can be called only once")
+// The errors of Run and of changes while it is at work.
+var (
+	// ErrAlreadyRan says that Run was called twice.
+	ErrAlreadyRan = errors.New("engine: Run can be called only once")
+	// ErrNotRunning says that Run is not at work, or that its end has begun.
+	ErrNotRunning = errors.New("engine: not running")
+	// ErrNotSynced says that a source did not end its first list in time.
+	ErrNotSynced = errors.New("source not synced")
+)
 
 // Run runs the sources and controllers until ctx ends, or until something fails that the engine cannot go on without.
 // At the end it takes nothing new, waits for the running reconciles, cancels them with ErrShutdown after the drain
@@ -190,178 +205,156 @@ func (e *Engine) Run(ctx context.Context) error {
 	if !e.started.CompareAndSwap(false, true) {
 		return ErrAlreadyRan
 	}
-	intake, stop := context.WithCancelCause(ctx)
+	s := &session{}
+	var stop, cancel context.CancelCauseFunc
+	s.intake, stop = context.WithCancelCause(ctx)
 	defer stop(nil)
-	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	s.work, cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	defer context.AfterFunc(intake, func() {
-		timer := time.AfterFunc(e.drain, func() { cancel(ErrShutdown) })
-		context.AfterFunc(work, func() { timer.Stop() })
+	s.stop = stop
+	defer context.AfterFunc(s.intake, func() {
+		timer := time.AfterFunc(e.cfg.DrainTimeout, func() { cancel(ErrShutdown) })
+		context.AfterFunc(s.work, func() { timer.Stop() })
 	})()
-	if err := e.open(intake); err != nil {
+	if err := errors.Join(e.ownership.load(s.intake), e.pauses.load(s.intake)); err != nil {
 		return err
 	}
-	close(e.ready)
-
-	var group sync.WaitGroup
+	e.changing.Lock()
+	// The queues are open before any source runs, so that an emitted event has somewhere to go.
+	for _, c := range e.runners {
+		if c.lease == nil {
+			if err := c.open(s.intake); err != nil {
+				e.changing.Unlock()
+				return err
+			}
+		}
+	}
 	for _, r := range e.routers {
-		group.Go(func() { r.supervise(intake) })
+		r.start(s)
 	}
 	for _, c := range e.runners {
-		group.Go(func() {
-			if err := c.run(intake, work); err != nil {
-				stop(fmt.Errorf("controller %s: %w", c.name, err))
-			}
-		})
+		c.start(s)
 	}
-	group.Wait()
+	e.mu.Lock()
+	e.session = s
+	e.mu.Unlock()
+	e.changing.Unlock()
+	close(e.ready)
+
+	<-s.intake.Done()
+	e.changing.Lock()
+	e.mu.Lock()
+	e.session = nil
+	e.mu.Unlock()
+	e.changing.Unlock()
+	s.group.Wait()
 	if ctx.Err() == nil {
-		return context.Cause(intake)
+		return context.Cause(s.intake)
 	}
 	return nil
 }
 
-// open opens the queues before any source runs, so that an emitted event has somewhere to go.
-func (e *Engine) open(ctx context.Context) error {
-	if err := e.ownership.load(ctx); err != nil {
+func (e *Engine) running() (*session, error) {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if e.session == nil {
+		return nil, ErrNotRunning
+	}
+	return e.session, nil
+}
+
+// Add starts a controller while Run is at work. What its sources hold is reconciled as at a start. It returns once the
+// controller takes requests.
+func (e *Engine) Add(ctx context.Context, c Controller) error {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	s, err := e.running()
+	if err != nil {
 		return err
 	}
-	for _, c := range e.runners {
-		for _, r := range []*runner{c, c.mapping} {
-			if r == nil {
-				continue
-			}
-			q, err := e.bus.Queue(ctx, QueueConfig{
-				Engine: e.name, Controller: r.name, Workers: r.concurrency, Malformed: e.malformed,
-			})
-			if err != nil {
-				return fmt.Errorf("open the queue of controller %s: %w", r.name, err)
-			}
-			r.queue = q
+	e.mu.RLock()
+	err = e.admit(c)
+	e.mu.RUnlock()
+	if err != nil {
+		return err
+	}
+	r := newRunner(e, c)
+	r.late = true
+	if r.lease == nil {
+		if err := r.open(ctx); err != nil {
+			return err
+		}
+	}
+	for _, made := range e.attach(r) {
+		made.start(s)
+	}
+	r.start(s)
+	return nil
+}
+
+// Remove stops a controller while Run is at work: it takes nothing new and its running reconciles end. Sources that
+// nothing else references are stopped. It returns once all that has ended, or when ctx does; then it goes on in the
+// background. What a durable bus keeps for the controller stays there until it comes back.
+func (e *Engine) Remove(ctx context.Context, controller string) error {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	if _, err := e.running(); err != nil {
+		return err
+	}
+	c, err := e.runner(controller)
+	if err != nil {
+		return err
+	}
+	unused := e.detach(c)
+	c.halt()
+	for _, r := range unused {
+		r.halt()
+	}
+	for _, done := range append([]<-chan struct{}{c.done}, ended(unused)...) {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return fmt.Errorf("remove controller %s: %w", controller, context.Cause(ctx))
 		}
 	}
 	return nil
 }
 
+func ended(routers []*router) []<-chan struct{} {
+	out := make([]<-chan struct{}, len(routers))
+	for i, r := range routers {
+		out[i] = r.done
+	}
+	return out
+}
+
+// Replace puts a changed controller in the place of the one of its name, or adds it if there is none. Requests that
+// wait, delays and parked keys stay. If the new one is invalid, the old one goes on.
+func (e *Engine) Replace(ctx context.Context, c Controller) error {
+	if err := c.validate(); err != nil {
+		return err
+	}
+	if _, err := e.runner(c.name); err == nil {
+		if err := e.Remove(ctx, c.name); err != nil {
+			return err
+		}
+	}
+	return e.Add(ctx, c)
+}
+
 func (e *Engine) malformed(topic string, err error) {
-	e.log.Error("malformed message set aside", "topic", topic, "err", err)
-	if e.hooks.MessageMalformed != nil {
-		e.hooks.MessageMalformed(topic, err)
+	e.cfg.Logger.Error("malformed message set aside", "topic", topic, "err", err)
+	if e.cfg.Hooks.MessageMalformed != nil {
+		e.cfg.Hooks.MessageMalformed(topic, err)
 	}
 }
 
 // tellRival reports to a controller that another one claims what it owns. The claimant has its error.
 func (e *Engine) tellRival(ctx context.Context, holder, claimant owner, target Key) {
-	for _, c := range e.runners {
-		if c.name == holder.Controller && holder.Controller != claimant.Controller {
-			c.log.WarnContext(ctx, "another controller claims an object of this one", "key", holder.Key.String(),
-				"target", target.String(), "claimant", claimant.String())
-		}
+	if c, err := e.runner(holder.Controller); err == nil && holder.Controller != claimant.Controller {
+		c.log.WarnContext(ctx, "another controller claims an object of this one", "key", holder.Key.String(),
+			"target", target.String(), "claimant", claimant.String())
 	}
-}
-
-// run works on the controller's requests once every source that it references has ended its first list.
-func (c *runner) run(intake, work context.Context) error {
-	for _, r := range c.waitFor {
-		select {
-		case <-r.synced:
-		case <-intake.Done():
-			return nil
-		}
-	}
-	c.log.InfoContext(intake, "controller started", "for", c.primary.Name(), "concurrency", c.concurrency)
-	var group sync.WaitGroup
-	var mappingErr error
-	if c.mapping != nil {
-		group.Go(func() { mappingErr = c.mapping.queue.Run(intake, work, c.mapping.newProcess) })
-	}
-	if c.resync > 0 {
-		group.Go(func() { c.resyncEvery(intake, c.resync) })
-	}
-	err := c.queue.Run(intake, work, c.newProcess)
-	group.Wait()
-	return errors.Join(err, mappingErr)
-}
-
-// worker is where a worker of a controller shows what it does.
-type worker struct {
-	state *runState
-	since atomic.Int64 // when its run began, 0: it has none
-}
-
-// newProcess returns what one worker calls for each of its requests.
-func (c *runner) newProcess() Process {
-	w := &worker{}
-	c.workersMu.Lock()
-	c.workers = append(c.workers, w)
-	c.workersMu.Unlock()
-	return func(ctx context.Context, req Request) Outcome { return c.process(ctx, w, req) }
-}
-
-// process runs the chain for one request.
-func (c *runner) process(ctx context.Context, w *worker, req Request) Outcome {
-	if w.state == nil {
-		w.state = &runState{c: c}
-	}
-	s := w.state
-	rt := s.begin(req)
-	w.since.Store(s.start.UnixNano())
-	hooks := &c.engine.hooks
-	if hooks.RunStarted != nil {
-		hooks.RunStarted(s.req)
-	}
-	res, err := c.chain(ctx, rt, s.req)
-	o := Outcome{
-		Result: res, Err: err, Interrupted: err != nil && ctx.Err() != nil, TimedOut: err != nil && s.timedOut, Traceparent: s.traceparent,
-	}
-	s.mu.Lock()
-	o.Revision, o.Incarnation = s.revision, s.incarnation
-	s.mu.Unlock()
-	o.ended = time.Now()
-	w.since.Store(0)
-	if hooks.RunEnded != nil {
-		hooks.RunEnded(s.req, o, o.ended.Sub(s.start))
-	}
-	if !s.end() {
-		w.state = nil
-	}
-	return o
-}
-
-// resyncEvery asks for every key of the primary source at an interval.
-func (c *runner) resyncEvery(ctx context.Context, interval time.Duration) {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-		objects, err := c.primary.(Reader).List(ctx)
-		if err != nil {
-			c.log.WarnContext(ctx, "resync skipped: the source cannot be listed", "source", c.primary.Name(), "err", err)
-			continue
-		}
-		for _, o := range objects {
-			cause := Cause{Trigger: Resynced, Operation: Resync, Revision: o.Revision, Incarnation: o.Incarnation, Time: time.Now()}
-			if err := c.add(ctx, Request{Controller: c.name, Key: o.Key, Priority: PriorityList, Causes: CausesOf(cause)}); err != nil {
-				c.log.WarnContext(ctx, "resync cut short", "err", err)
-				break
-			}
-		}
-	}
-}
-
-func (c *runner) enqueue(ctx context.Context, key Key, after time.Duration, cause Cause) error {
-	if r, ok := c.primary.(Reader); ok && !r.Covers(key) {
-		return fmt.Errorf("%w: %s is not a key of source %s, which controller %s is for", ErrInvalid, key, c.primary.Name(), c.name)
-	}
-	req := Request{Controller: c.name, Key: key, Priority: PriorityLive, Causes: CausesOf(cause), Manual: cause.Trigger == Manual && after <= 0}
-	if after > 0 {
-		req.Due = time.Now().Add(after)
-	}
-	return c.add(ctx, req)
 }
 
 // Enqueue asks for a run of a key from outside, after a while or, with zero, now. A request for now passes hard delays
@@ -372,68 +365,13 @@ func (e *Engine) Enqueue(ctx context.Context, controller string, key Key, after 
 	if err != nil {
 		return err
 	}
-	return c.enqueue(ctx, key, after, Cause{Trigger: Manual, Key: key, Time: time.Now()})
+	return c.enqueue(ctx, key, after, cause{trigger: Manual, time: time.Now().UnixNano()})
 }
 
-// Items returns the keys of a controller that are not idle, in the order of their keys.
-func (e *Engine) Items(controller string) ([]Item, error) {
-	c, err := e.runner(controller)
-	if err != nil {
-		return nil, err
-	}
-	items := c.queue.Items()
-	for i := range items {
-		x := &items[i]
-		x.Value, x.LaterValue, x.Waiting = x.Value.of(&x.Key), x.LaterValue.of(&x.Key), x.Waiting.of(&x.Key)
-	}
-	sort.Slice(items, func(i, j int) bool { return items[i].Key.String() < items[j].Key.String() })
-	return items, nil
-}
-
-// Stats counts the keys of one controller.
-type Stats struct {
-	queue.Stats
-	// Busy is how long the running reconciles have run, added up; Longest is that of the one that has run longest.
-	Busy, Longest time.Duration
-}
-
-// Stats counts the keys of each controller; before Run has opened the queues there are none.
-func (e *Engine) Stats() map[string]Stats {
-	stats := make(map[string]Stats, len(e.runners))
-	select {
-	case <-e.ready:
-	default:
-		return stats
-	}
-	for _, c := range e.runners {
-		stats[c.name] = c.stats()
-		if c.mapping != nil {
-			stats[c.mapping.name] = c.mapping.stats()
-		}
-	}
-	return stats
-}
-
-func (c *runner) stats() Stats {
-	s := Stats{Stats: c.queue.Stats()}
-	c.workersMu.Lock()
-	defer c.workersMu.Unlock()
-	for _, w := range c.workers {
-		if since := w.since.Load(); since != 0 {
-			age := max(time.Since(time.Unix(0, since)), 0)
-			s.Busy += age
-			s.Longest = max(s.Longest, age)
-		}
-	}
-	return s
-}
-
+// runner returns the controller of a name.
 func (e *Engine) runner(controller string) (*runner, error) {
-	select {
-	case <-e.ready:
-	default:
-		return nil, errors.New("engine: not running yet")
-	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
 	for _, c := range e.runners {
 		if c.name == controller {
 			return c, nil
@@ -442,25 +380,29 @@ func (e *Engine) runner(controller string) (*runner, error) {
 	return nil, fmt.Errorf("engine: there is no controller %q", controller)
 }
 
-// Controllers returns the names of the controllers, in the order of the configuration, each followed by the one that
-// maps its failed events again, if it can have such.
-func (e *Engine) Controllers() []string {
-	var names []string
+// each calls f for every controller, and for the one that maps its failed events again if it can have such.
+func (e *Engine) each(f func(*runner)) {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
 	for _, c := range e.runners {
-		names = append(names, c.name)
+		f(c)
 		if c.mapping != nil {
-			names = append(names, c.mapping.name)
+			f(c.mapping)
 		}
 	}
+}
+
+// Controllers returns the names of the controllers, in the order in which they were added, each followed by the one
+// that maps its failed events again, if it can have such.
+func (e *Engine) Controllers() (names []string) {
+	e.each(func(c *runner) { names = append(names, c.name) })
 	return names
 }
 
 // Workers is how many keys a controller reconciles at once; 1 for what is none.
 func (e *Engine) Workers(controller string) int {
-	for _, c := range e.runners {
-		if c.name == controller {
-			return c.concurrency
-		}
+	if c, err := e.runner(controller); err == nil {
+		return c.concurrency
 	}
 	return 1
 }

@@ -20,6 +20,10 @@ var (
 	ErrResourceExists = errors.New("resource exists and is not managed by this controller")
 	// ErrDeadline is the cause with which a reconcile that took too long is cancelled.
 	ErrDeadline = errors.New("reconcile deadline exceeded")
+	// ErrNoHeartbeat is the cause with which a reconcile that was silent for too long is cancelled.
+	ErrNoHeartbeat = errors.New("no heartbeat")
+	// ErrLeaseLost is the cause with which the reconciles of a singleton are cancelled when its lease is lost.
+	ErrLeaseLost = errors.New("lease lost")
 	// ErrShutdown is the cause with which reconciles are cancelled that outlast the drain timeout.
 	ErrShutdown = errors.New("engine shut down")
 	// ErrRunEnded says that a Runtime was used after its run.

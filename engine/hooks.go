@@ -20,6 +20,10 @@ type Hooks struct {
 	RunStarted func(req Request)
 	// RunEnded is called after it, once for each RunStarted.
 	RunEnded func(req Request, o Outcome, took time.Duration)
+	// RunStuck is called when a run has passed its limit and ignores that its context has ended.
+	RunStuck func(controller string, key Key, age time.Duration)
+	// KeySlowed is called for each request that is held back because its key causes itself.
+	KeySlowed func(controller string, key Key, wait time.Duration)
 	// Access is called before a handler's read or write ("get", "list", "apply", "delete") and returns the context for
 	// it and what is called with its error at the end. Only one Access can be set.
 	Access func(ctx context.Context, verb string, key Key) (context.Context, func(error))
@@ -39,6 +43,8 @@ func JoinHooks(all ...Hooks) Hooks {
 		h.MappingFailed = join3(h.MappingFailed, x.MappingFailed)
 		h.RunStarted = join1(h.RunStarted, x.RunStarted)
 		h.RunEnded = join3(h.RunEnded, x.RunEnded)
+		h.RunStuck = join3(h.RunStuck, x.RunStuck)
+		h.KeySlowed = join3(h.KeySlowed, x.KeySlowed)
 		h.Access = either(h.Access, x.Access, h.Access == nil)
 		h.MessageMalformed = join2(h.MessageMalformed, x.MessageMalformed)
 		h.SourceFailed = join3(h.SourceFailed, x.SourceFailed)

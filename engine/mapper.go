@@ -1,12 +1,15 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -31,6 +34,120 @@ func MapOwner(_ context.Context, e Event) ([]Key, error) {
 		}
 	}
 	return keys, nil
+}
+
+// MapOwnerOf is MapOwner for owners of one kind; objects of others concern nobody.
+func MapOwnerOf(kind Kind) Mapper {
+	return func(ctx context.Context, e Event) ([]Key, error) {
+		keys, err := MapOwner(ctx, e)
+		return slices.DeleteFunc(keys, func(k Key) bool { return k.Kind != kind }), err
+	}
+}
+
+// MapToKind maps an object to the key of the same scope, namespace and name, and another kind.
+func MapToKind(kind Kind) Mapper {
+	return func(_ context.Context, e Event) ([]Key, error) {
+		k := e.Key
+		k.Kind = kind
+		return []Key{k}, nil
+	}
+}
+
+// MapLabel maps an object to the key that the value of a label names, before the change and after it. The value is a name
+// or namespace/name; kind, scope and a namespace that it does not say are those of like, and if like has no namespace
+// either, that of the object. An object without the label concerns nobody.
+func MapLabel(label string, like Key) Mapper {
+	return mapText(like, func(m *Meta) string { return m.Labels[label] })
+}
+
+// MapAnnotation is MapLabel for an annotation.
+func MapAnnotation(annotation string, like Key) Mapper {
+	return mapText(like, func(m *Meta) string { return m.Annotations[annotation] })
+}
+
+// MapField is MapLabel for a field that the source was told to put into its events.
+func MapField(field string, like Key) Mapper {
+	return mapText(like, func(m *Meta) string { return m.Fields[field] })
+}
+
+func mapText(like Key, text func(*Meta) string) Mapper {
+	return func(_ context.Context, e Event) ([]Key, error) {
+		var keys []Key
+		for _, m := range []*Meta{e.New, e.Old} {
+			if m == nil || text(m) == "" {
+				continue
+			}
+			k := like
+			k.Namespace = cmp.Or(k.Namespace, e.Key.Namespace)
+			k.Name = text(m)
+			if namespace, name, ok := strings.Cut(k.Name, "/"); ok {
+				k.Namespace, k.Name = namespace, name
+			}
+			if !slices.Contains(keys, k) {
+				keys = append(keys, k)
+			}
+		}
+		return keys, nil
+	}
+}
+
+// MapAll maps an object to the keys of all the mappers, each once. If one fails, there are none: all are tried again.
+func MapAll(mappers ...Mapper) Mapper {
+	return func(ctx context.Context, e Event) ([]Key, error) {
+		var all []Key
+		for _, m := range mappers {
+			keys, err := m(ctx, e)
+			if err != nil {
+				return nil, err
+			}
+			for _, k := range keys {
+				if !slices.Contains(all, k) {
+					all = append(all, k)
+				}
+			}
+		}
+		return all, nil
+	}
+}
+
+// MapVia turns an event into others before it is mapped: an object into those that it refers to. If the transform or
+// one mapping fails, there are no keys and all is tried again. Transforms chain: MapVia(a, MapVia(b, mapper)).
+func MapVia(transform func(ctx context.Context, e Event) ([]Event, error), mapper Mapper) Mapper {
+	return func(ctx context.Context, e Event) ([]Key, error) {
+		events, err := transform(ctx, e)
+		if err != nil {
+			return nil, err
+		}
+		var all []Key
+		for _, x := range events {
+			keys, err := mapper(ctx, x)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, keys...)
+		}
+		return all, nil
+	}
+}
+
+// MapObject maps by the object itself, decoded. It is the newest there is, which may be newer than the event. One that
+// cannot be decoded is a failed mapping. One that is gone concerns nobody: what must know of deletions needs a mapper of
+// the event's metadata beside this one.
+func MapObject[T any](from Reader, f func(ctx context.Context, object T, e Event) ([]Key, error)) Mapper {
+	return func(ctx context.Context, e Event) ([]Key, error) {
+		o, err := from.Get(ctx, e.Key)
+		if IsNotFound(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		v, err := As[T](o)
+		if err != nil {
+			return nil, err
+		}
+		return f(ctx, v, e)
+	}
 }
 
 // MapSameName maps an object to the key of the same name where like says: its kind, scope and namespace.
@@ -66,7 +183,7 @@ func mappingKey(e Event) (Key, error) {
 
 // mappingOf describes the queue of a controller's failed mappings.
 func mappingOf(c *runner) *runner {
-	m := &runner{Controller: NewController(c.name).WithTimeout(c.timeout).WithBackoff(c.backoff), engine: c.engine, log: c.log}
+	m := &runner{Controller: NewController(c.name).WithTimeout(c.timeout).WithBackoff(c.backoff), engine: c.engine, log: c.log, lease: c.lease}
 	m.name = c.name + ".mapping"
 	m.handler = func(ctx context.Context, rt Runtime, req Request) (Result, error) {
 		var e Event
@@ -92,7 +209,7 @@ func mappingOf(c *runner) *runner {
 
 // keepForMapper stores an event whose mapper failed.
 func (c *runner) keepForMapper(ctx context.Context, e Event, cause error) error {
-	if f := c.engine.hooks.MappingFailed; f != nil {
+	if f := c.engine.cfg.Hooks.MappingFailed; f != nil {
 		f(c.name, e, cause)
 	}
 	c.log.WarnContext(ctx, "mapper failed; the event is kept and mapped again", "source", e.Source, "key", e.Key.String(), "err", cause)
@@ -100,7 +217,7 @@ func (c *runner) keepForMapper(ctx context.Context, e Event, cause error) error 
 	if err != nil {
 		return err
 	}
-	return c.mapping.queue.Enqueue(ctx, Request{
+	return c.mapping.add(ctx, Request{
 		Controller: c.mapping.name, Key: key, Priority: PriorityDependency, Due: time.Now().Add(c.backoff.withDefaults().wait(0)),
 		Causes: CausesOf(Cause{Trigger: Dependency, Operation: e.Operation, Key: e.Key, Revision: e.Revision, Time: e.Time, Traceparent: e.Traceparent}),
 	})

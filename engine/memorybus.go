@@ -17,6 +17,9 @@ import (
 type MemoryBus struct {
 	topics topics
 	store  kv.Memory
+
+	mu     sync.Mutex
+	states map[string][]queue.State[Key, Causes] // what the closed queues knew
 }
 
 var _ Bus = (*MemoryBus)(nil)
@@ -35,15 +38,26 @@ func (b *MemoryBus) Subscriber(group string) message.Subscriber {
 // Store implements Bus.
 func (b *MemoryBus) Store() kv.Store { return &b.store }
 
-// Queue implements Bus. Each call returns a new queue.
+// Queue implements Bus. It knows the delays, attempts and parked keys that were left when the queue of this name last
+// ended; what only waited is forgotten.
 func (b *MemoryBus) Queue(_ context.Context, cfg QueueConfig) (Queue, error) {
-	return &memoryQueue{cfg: cfg, q: queue.New[Key](QueueRules())}, nil
+	m := &memoryQueue{bus: b, cfg: cfg, q: queue.New[Key](cfg.Rules())}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.states[m.name()] {
+		m.q.Restore(s)
+	}
+	delete(b.states, m.name())
+	return m, nil
 }
 
 type memoryQueue struct {
+	bus *MemoryBus
 	cfg QueueConfig
 	q   *queue.Queue[Key, Causes]
 }
+
+func (m *memoryQueue) name() string { return m.cfg.Engine + "/" + m.cfg.Controller }
 
 // Enqueue implements Queue. It never blocks.
 func (m *memoryQueue) Enqueue(_ context.Context, req Request) error {
@@ -75,18 +89,42 @@ func (m *memoryQueue) Run(intake, work context.Context, newProcess func() Proces
 		})
 	}
 	workers.Wait()
+	var left []queue.State[Key, Causes]
+	for _, it := range m.q.Items() {
+		if !it.Empty() {
+			left = append(left, it.State)
+		}
+	}
+	m.bus.mu.Lock()
+	defer m.bus.mu.Unlock()
+	if m.bus.states == nil {
+		m.bus.states = make(map[string][]queue.State[Key, Causes])
+	}
+	m.bus.states[m.name()] = left
 	return nil
 }
 
 // Items implements Queue.
 func (m *memoryQueue) Items() []Item { return m.q.Items() }
 
+// Item implements Queue.
+func (m *memoryQueue) Item(key Key) (Item, bool) { return m.q.Item(key) }
+
+// Pause implements Queue.
+func (m *memoryQueue) Pause(key *Key, p *queue.Pause) { m.q.Pause(key, p) }
+
+// Drop implements Queue.
+func (m *memoryQueue) Drop(_ context.Context, key Key) error {
+	m.q.Drop(key)
+	return nil
+}
+
 // Stats implements Queue.
 func (m *memoryQueue) Stats() queue.Stats { return m.q.Stats() }
 
 // Options says how a queue adds r. It is for the buses of this module, as RequestOf is.
 func (r *Request) Options() queue.Options {
-	o := queue.Options{Class: queue.Class(r.Priority), Manual: r.Manual, Now: r.now}
+	o := queue.Options{Class: queue.Class(r.Priority), Manual: r.Manual, Deletion: r.Deletion, Now: r.now, Quiet: r.quiet}
 	if !r.Due.IsZero() {
 		o.Later = r.Due.UnixNano()
 	}

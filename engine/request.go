@@ -70,6 +70,8 @@ type Cause struct {
 	Incarnation string    `json:"incarnation,omitempty"`
 	Time        time.Time `json:"time"`
 	Traceparent string    `json:"traceparent,omitempty"`
+	// Token is what a manual request was given to be recognised by.
+	Token string `json:"token,omitempty"`
 }
 
 // MaxCauses is how many causes a request keeps: the first and the newest.
@@ -93,8 +95,10 @@ type causes struct {
 
 // cause is a Cause without what its request knows.
 type cause struct {
+	// Of a manual request, which has no revision, revision is the token.
 	revision, incarnation, traceparent string
-	key                                *Key // nil: the request's own
+	key                                *Key      // nil: the request's own
+	by                                 *ancestry // the runs that it comes of, nil if they are not known
 	time                               int64
 	trigger                            Trigger
 	operation                          Operation
@@ -104,6 +108,9 @@ func (c *cause) expand(own *Key) Cause {
 	x := Cause{
 		Trigger: c.trigger, Operation: c.operation, Revision: c.revision, Incarnation: c.incarnation,
 		Traceparent: c.traceparent, Time: moment(c.time),
+	}
+	if c.trigger == Manual {
+		x.Token, x.Revision = c.revision, ""
 	}
 	if c.key != nil {
 		x.Key = *c.key
@@ -117,6 +124,9 @@ func compact(c Cause) cause {
 	x := cause{
 		trigger: c.Trigger, operation: c.Operation, revision: c.Revision, incarnation: c.Incarnation,
 		traceparent: c.Traceparent, time: nanos(c.Time),
+	}
+	if c.Trigger == Manual {
+		x.revision = c.Token
 	}
 	if !c.Key.IsZero() {
 		k := c.Key // all of c would be on the heap otherwise
@@ -257,7 +267,7 @@ func (c Causes) version() *cause {
 }
 
 // own says that the cause speaks of the request's own key and knows its version.
-func (c *cause) own() bool { return c.trigger != Dependency && c.revision != "" }
+func (c *cause) own() bool { return c.trigger != Dependency && c.trigger != Manual && c.revision != "" }
 
 // quiet says that something else was listed, and is not known to have changed.
 func (c *cause) quiet() bool { return c.trigger == Dependency && c.operation == Resync }
@@ -322,12 +332,15 @@ type Request struct {
 	RetryPending bool
 	// Manual passes hard delays and revives a parked key.
 	Manual bool
+	// Deletion says that the object is gone, which passes a pause unless the pause says otherwise.
+	Deletion bool
 	// Fence grows with every change of the key's owner.
 	Fence uint64
 	// Waited is how long the request was ready before this run.
 	Waited time.Duration
 
 	now   int64     // when it was made, if that is known
+	quiet int64     // before it, it is no reason to run
 	taken time.Time // when it was taken, if that is known with a monotonic clock
 }
 

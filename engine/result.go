@@ -116,6 +116,9 @@ type Outcome struct {
 	Revision, Incarnation string
 
 	ended time.Time
+	// Of a run that asked to be repeated at once.
+	by     *ancestry
+	slowed time.Duration
 }
 
 // AfterRun tells a queue what to do with a request after its run. It is for the buses of this module.
@@ -157,7 +160,9 @@ func AfterRun(req *Request, o Outcome) queue.Outcome[Causes] {
 		}
 		return out
 	case res.RequeueAfter > 0 || res.now:
-		return queue.Outcome[Causes]{Verdict: queue.Requeue, After: res.RequeueAfter, Value: fresh(Requeued)}
+		out := queue.Outcome[Causes]{Verdict: queue.Requeue, After: res.RequeueAfter, Value: fresh(Requeued)}
+		out.Value.first.by, out.After = o.by, max(out.After, o.slowed)
+		return out
 	case res.Defer > 0:
 		return queue.Outcome[Causes]{Verdict: queue.Defer, After: res.Defer, Value: fresh(Requeued)}
 	case res.Backoff:

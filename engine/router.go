@@ -3,10 +3,9 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -17,17 +16,15 @@ type router struct {
 	engine *Engine
 	source Source
 	topic  string
-	routes []route
+	routes atomic.Pointer[[]*route] // replaced, never changed
 
-	listing atomic.Bool // expected is being filled
-	mu      sync.Mutex
-	// While a list runs: expected are the keys per controller that own something, targets the recorded objects of this
-	// source, both without those that were listed.
-	expected map[*runner]map[Key]struct{}
-	targets  map[Key]owner
+	counts atomic.Pointer[census] // of the list under way
 
+	halt     context.CancelFunc
+	done     chan struct{} // closed when the source has ended for good
 	synced   chan struct{} // closed after the first list
 	syncOnce sync.Once
+	mu       sync.Mutex
 	failure  error // of the last run, for readiness
 }
 
@@ -44,7 +41,28 @@ const (
 	primary role = iota
 	owned
 	watched
+	tracked // by what the handler read
 )
+
+func newRouter(e *Engine, s Source) *router {
+	r := &router{engine: e, source: s, topic: EventTopic(s.Name()), synced: make(chan struct{}), done: make(chan struct{}), halt: func() {}}
+	r.routes.Store(&[]*route{})
+	return r
+}
+
+func (r *router) add(x *route) {
+	changed := append(slices.Clone(*r.routes.Load()), x)
+	r.routes.Store(&changed)
+}
+
+func (r *router) remove(c *runner) {
+	changed := slices.DeleteFunc(slices.Clone(*r.routes.Load()), func(x *route) bool { return x.to == c })
+	r.routes.Store(&changed)
+}
+
+func (r *router) routesTo(c *runner) []*route {
+	return slices.DeleteFunc(slices.Clone(*r.routes.Load()), func(x *route) bool { return x.to != c })
+}
 
 // emit is the Emit of this router's source, within Config.Emit.
 func (r *router) emit(ctx context.Context, e Event) error {
@@ -66,7 +84,7 @@ func (r *router) publish(e *Event) <-chan error {
 		return nil
 	}
 	done := make(chan error, 1)
-	m, err := EncodeEvent(*e, r.engine.name)
+	m, err := EncodeEvent(*e, r.engine.cfg.Name)
 	if err != nil {
 		done <- err
 		return done
@@ -78,20 +96,28 @@ func (r *router) publish(e *Event) <-chan error {
 func (r *router) route(ctx context.Context, e *Event) error {
 	switch e.Operation {
 	case ListStarted:
-		r.listStarted()
+		r.counts.Store(censusOf(*r.routes.Load(), r.source))
 		return nil
 	case ListEnded:
-		return r.listEnded(ctx)
+		if counts := r.counts.Swap(nil); counts != nil {
+			if err := counts.missing(ctx); err != nil {
+				return err
+			}
+		}
+		r.syncOnce.Do(func() { close(r.synced) })
+		return nil
 	case Put, Resync:
-		r.listed(e.Key)
+		if counts := r.counts.Load(); counts != nil {
+			counts.seen(e.Key)
+		}
 	case Delete, Purge:
 	}
-	if f := r.engine.hooks.EventReceived; f != nil {
+	if f := r.engine.cfg.Hooks.EventReceived; f != nil {
 		f(*e)
 	}
 	var errs error
-	for i := range r.routes {
-		if err := r.routes[i].follow(ctx, e); err != nil {
+	for _, route := range *r.routes.Load() {
+		if err := route.follow(ctx, e); err != nil {
 			errs = errors.Join(errs, err)
 		}
 	}
@@ -104,7 +130,8 @@ func (r *route) follow(ctx context.Context, e *Event) error {
 	switch r.role {
 	case primary:
 		return c.add(ctx, Request{
-			Controller: c.name, Key: e.Key, Priority: priorityOf(e, PriorityLive), Causes: causesOf(e, triggerOf(e)), now: e.Time.UnixNano(),
+			Controller: c.name, Key: e.Key, Priority: priorityOf(e, PriorityLive), Causes: causesOf(c.causeOf(e, triggerOf(e))), now: e.Time.UnixNano(),
+			Deletion: e.Operation == Delete || e.Operation == Purge,
 		})
 	case owned:
 		keys, changed := c.ownersOf(ctx, e)
@@ -114,6 +141,8 @@ func (r *route) follow(ctx context.Context, e *Event) error {
 			e = &found
 		}
 		return c.enqueueMapped(ctx, e, keys)
+	case tracked:
+		return c.followReads(ctx, e)
 	default:
 		keys, err := protected(ctx, r.mapper, *e)
 		if err != nil {
@@ -143,8 +172,8 @@ func triggerOf(e *Event) Trigger {
 	}
 }
 
-// causesOf returns an event as the only cause of a request.
-func causesOf(e *Event, t Trigger) Causes {
+// causeOf returns an event as the cause of a request.
+func (c *runner) causeOf(e *Event, t Trigger) cause {
 	x := cause{
 		trigger: t, operation: e.Operation, revision: e.Revision, incarnation: e.Incarnation,
 		time: e.Time.UnixNano(), traceparent: e.Traceparent,
@@ -153,8 +182,14 @@ func causesOf(e *Event, t Trigger) Causes {
 		k := e.Key
 		x.key = &k
 	}
-	return Causes{causes: &causes{first: x, n: 1}}
+	if c.engine.lineage.noted.Load() && e.Operation != Resync {
+		x.by = c.engine.lineage.of(e)
+	}
+	return x
 }
+
+// causesOf returns one cause.
+func causesOf(x cause) Causes { return Causes{causes: &causes{first: x, n: 1}} }
 
 // ownersOf returns the keys that own the object of e: by its marks, or by the engine's records. Changed says that a
 // listed object is not as the engine left it, which only the records can tell.
@@ -174,7 +209,7 @@ func (c *runner) enqueueMapped(ctx context.Context, e *Event, keys []Key) error 
 	var errs error
 	for _, k := range keys {
 		if r, ok := c.primary.(Reader); ok && !r.Covers(k) {
-			if f := c.engine.hooks.RequestDropped; f != nil {
+			if f := c.engine.cfg.Hooks.RequestDropped; f != nil {
 				f(c.name, k)
 			}
 			c.log.WarnContext(ctx, "mapped key dropped: it is not of the controller's primary source",
@@ -182,80 +217,9 @@ func (c *runner) enqueueMapped(ctx context.Context, e *Event, keys []Key) error 
 			continue
 		}
 		err := c.add(ctx, Request{
-			Controller: c.name, Key: k, Priority: priorityOf(e, PriorityDependency), Causes: causesOf(e, Dependency),
+			Controller: c.name, Key: k, Priority: priorityOf(e, PriorityDependency), Causes: causesOf(c.causeOf(e, Dependency)),
 		})
 		errs = errors.Join(errs, err)
 	}
 	return errs
-}
-
-// add hands a request to the queue.
-func (c *runner) add(ctx context.Context, req Request) error {
-	trigger := req.Trigger() // the causes are the queue's from here on
-	if err := c.queue.Enqueue(ctx, req); err != nil {
-		return fmt.Errorf("controller %s: enqueue %s: %w", c.name, req.Key, err)
-	}
-	if f := c.engine.hooks.RequestAdded; f != nil {
-		f(c.name, trigger)
-	}
-	return nil
-}
-
-func (r *router) listStarted() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.listing.Store(true)
-	r.expected = make(map[*runner]map[Key]struct{})
-	for _, route := range r.routes {
-		if route.role == primary {
-			r.expected[route.to] = r.engine.ownership.owners(route.to.name)
-		}
-	}
-	if reader, ok := r.source.(Reader); ok {
-		r.targets = r.engine.ownership.covered(reader)
-	}
-}
-
-func (r *router) listed(key Key) {
-	if !r.listing.Load() {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, keys := range r.expected {
-		delete(keys, key)
-	}
-	delete(r.targets, key)
-}
-
-// listEnded asks for the owners that the list lacks, and for those of recorded objects that it lacks, so that a
-// deletion missed while the engine was down is carried out or put right, and lets the controllers start.
-func (r *router) listEnded(ctx context.Context) error {
-	r.mu.Lock()
-	owners, targets := r.expected, r.targets
-	r.expected, r.targets = nil, nil
-	r.listing.Store(false)
-	r.mu.Unlock()
-	missing := func(c *runner, key, deleted Key, t Trigger) error {
-		cause := Cause{Trigger: t, Operation: Delete, Key: deleted, Time: time.Now()}
-		return c.add(ctx, Request{Controller: c.name, Key: key, Priority: PriorityList, Causes: CausesOf(cause)})
-	}
-	for c, keys := range owners {
-		for k := range keys {
-			if err := missing(c, k, k, Deleted); err != nil {
-				return err
-			}
-		}
-	}
-	for _, route := range r.routes {
-		for target, o := range targets {
-			if route.role == owned && route.to.name == o.Controller {
-				if err := missing(route.to, o.Key, target, Dependency); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	r.syncOnce.Do(func() { close(r.synced) })
-	return nil
 }

@@ -25,8 +25,13 @@ type runState struct {
 	timedOut    bool
 
 	mu sync.Mutex
-	// What the handler read of its own key.
+	// What the handler read of its own key, and what else it read if that is tracked.
 	revision, incarnation string
+	seen                  []seen
+
+	lineage *ancestry // made when it is needed
+	beat    func()    // nil: nobody waits for heartbeats
+	beaten  atomic.Int64
 
 	n     atomic.Uint64 // the number of the run under way; another one: it has ended
 	users atomic.Int32  // calls of Runtime's methods under way
@@ -47,6 +52,7 @@ func (s *runState) done() { s.users.Add(-1) }
 // begin makes s the state of a new run.
 func (s *runState) begin(req Request) Runtime {
 	s.req, s.start, s.traceparent, s.timedOut, s.revision, s.incarnation = req, req.taken, "", false, "", ""
+	s.seen, s.lineage, s.beat = s.seen[:0], nil, nil
 	if s.start.IsZero() {
 		s.start = time.Now()
 	}
@@ -73,8 +79,11 @@ func (rt Runtime) Get(ctx context.Context, key Key) (Object, error) {
 			ErrInvalid, s.c.name, key))
 	}
 	ctx, end := s.access(ctx, "get", key)
-	o, err := r.Get(ctx, key)
+	o, err := s.read(ctx, r, key)
 	end(err)
+	if err == nil || IsNotFound(err) {
+		s.readBy(reading{key: key}, o.Revision)
+	}
 	if err != nil {
 		return Object{}, fmt.Errorf("get %s: %w", key, err)
 	}
@@ -88,7 +97,7 @@ func (rt Runtime) Get(ctx context.Context, key Key) (Object, error) {
 
 // access tells the hooks of a read or write.
 func (s *runState) access(ctx context.Context, verb string, key Key) (context.Context, func(error)) {
-	if f := s.c.engine.hooks.Access; f != nil {
+	if f := s.c.engine.cfg.Hooks.Access; f != nil {
 		return f(ctx, verb, key)
 	}
 	return ctx, func(error) {}
@@ -116,6 +125,7 @@ func (rt Runtime) List(ctx context.Context, source string) ([]Object, error) {
 			ctx, end := s.access(ctx, "list", Key{Namespace: source})
 			objects, err := r.List(ctx)
 			end(err)
+			s.readBy(reading{source: source}, "")
 			return objects, err
 		}
 	}
@@ -182,9 +192,25 @@ func (rt Runtime) Enqueue(ctx context.Context, key Key, after time.Duration) err
 		return err
 	}
 	defer s.done()
-	return s.c.enqueue(ctx, key, after, Cause{
-		Trigger: Dependency, Key: s.req.Key, Time: time.Now(), Traceparent: s.traceparent,
+	asked := s.req.Key
+	return s.c.enqueue(ctx, key, after, cause{
+		trigger: Dependency, key: &asked, time: time.Now().UnixNano(), traceparent: s.traceparent, by: s.descendLocked(),
 	})
+}
+
+// Heartbeat says that the run makes progress. A controller with WithHeartbeat cancels a run that is silent for too long.
+func (rt Runtime) Heartbeat() {
+	s, err := rt.use()
+	if err != nil {
+		return
+	}
+	defer s.done()
+	s.mu.Lock()
+	beat := s.beat
+	s.mu.Unlock()
+	if beat != nil {
+		beat()
+	}
 }
 
 // Log returns a logger that names the controller, the key, the attempt and the trigger. It goes on working when the run

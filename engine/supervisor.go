@@ -19,6 +19,8 @@ type SourceStatus struct {
 
 // Sources reports on the sources, for readiness.
 func (e *Engine) Sources() []SourceStatus {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
 	out := make([]SourceStatus, 0, len(e.routers))
 	for _, r := range e.routers {
 		s := SourceStatus{Name: r.source.Name()}
@@ -27,9 +29,7 @@ func (e *Engine) Sources() []SourceStatus {
 			s.Synced = true
 		default:
 		}
-		r.mu.Lock()
-		s.Err = r.failure
-		r.mu.Unlock()
+		s.Err = r.lastFailure()
 		out = append(out, s)
 	}
 	return out
@@ -42,6 +42,23 @@ const (
 	firstWait   = 500 * time.Millisecond
 	longestWait = 60 * time.Second
 )
+
+// start runs the source until the session's intake ends.
+func (r *router) start(s *session) {
+	ctx, halt := context.WithCancel(s.intake)
+	r.halt = halt
+	s.group.Go(func() {
+		defer close(r.done)
+		defer halt()
+		r.supervise(ctx)
+	})
+}
+
+func (r *router) lastFailure() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failure
+}
 
 // supervise runs the source until ctx ends.
 func (r *router) supervise(ctx context.Context) {
@@ -60,13 +77,12 @@ func (r *router) supervise(ctx context.Context) {
 		}
 		wait := supervisorWait(crashes)
 		r.fail(err)
-		r.engine.log.ErrorContext(ctx, "source failed", "source", r.source.Name(), "err", err, "restart_in", wait)
-		if f := r.engine.hooks.SourceFailed; f != nil {
+		r.engine.cfg.Logger.ErrorContext(ctx, "source failed", "source", r.source.Name(), "err", err, "restart_in", wait)
+		if f := r.engine.cfg.Hooks.SourceFailed; f != nil {
 			f(r.source.Name(), err, wait)
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		pause(ctx, wait)
+		if ctx.Err() != nil {
 			return
 		}
 	}
@@ -79,7 +95,7 @@ func (r *router) runSource(ctx context.Context) (err error) {
 		}
 	}()
 	emit := Emit(r.emit)
-	for _, v := range slices.Backward(r.engine.wrapEmit) {
+	for _, v := range slices.Backward(r.engine.cfg.Emit) {
 		emit = v(emit)
 	}
 	return r.source.Run(ctx, func(ctx context.Context, e Event) error {

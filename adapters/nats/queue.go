@@ -63,7 +63,7 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 		return nil, err
 	}
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
-		Queue: engine.QueueRules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery,
+		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery,
 		Failed: func(err error) {
 			b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
 		},
@@ -170,6 +170,15 @@ func (q *requests) dropOldConsumers(ctx context.Context) error {
 
 // Items implements engine.Queue.
 func (q *requests) Items() []engine.Item { return q.owner.Items() }
+
+// Item implements engine.Queue.
+func (q *requests) Item(key engine.Key) (engine.Item, bool) { return q.owner.Item(key) }
+
+// Pause implements engine.Queue.
+func (q *requests) Pause(key *engine.Key, p *queue.Pause) { q.owner.Pause(key, p) }
+
+// Drop implements engine.Queue.
+func (q *requests) Drop(ctx context.Context, key engine.Key) error { return q.owner.Drop(ctx, key) }
 
 // Stats implements engine.Queue.
 func (q *requests) Stats() queue.Stats { return q.owner.Stats() }

@@ -127,15 +127,22 @@ func (p *Plan) controller(ctx context.Context, env *Env, i int) (engine.Controll
 
 // mapperOf makes the mapper of a watch. Names become keys of the primary source.
 func mapperOf(w WatchConfig, program *expr.Program, primary engine.Source) (engine.Mapper, error) {
-	if w.Map.Word == "owner" {
+	if w.Map.Type == "owner" {
 		return engine.MapOwner, nil
 	}
 	keys, ok := primary.(interface{ Key(name string) engine.Key })
 	if !ok {
 		return nil, fmt.Errorf("the keys of source %q cannot be made from names; map by owner", primary.Name())
 	}
-	if program == nil {
-		return engine.MapSameName(keys.Key("")), nil
+	switch like := keys.Key(""); w.Map.Type {
+	case "sameName":
+		return engine.MapSameName(like), nil
+	case "label":
+		return engine.MapLabel(w.Map.Arg, like), nil
+	case "annotation":
+		return engine.MapAnnotation(w.Map.Arg, like), nil
+	case "field":
+		return engine.MapField(w.Map.Arg, like), nil
 	}
 	return func(_ context.Context, e engine.Event) ([]engine.Key, error) {
 		names, err := program.Strings(map[string]any{"event": viewOf(e)})

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"slices"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -37,18 +38,21 @@ type Metadata struct {
 
 // ControllerConfig describes one controller.
 type ControllerConfig struct {
-	Name        string        `yaml:"name"`
-	For         string        `yaml:"for"`
-	Owns        []string      `yaml:"owns"`
-	Watches     []WatchConfig `yaml:"watches"`
-	Reads       []string      `yaml:"reads"`
-	Handler     Component     `yaml:"handler"`
-	Concurrency int           `yaml:"concurrency"`
-	Timeout     time.Duration `yaml:"timeout"`
-	Resync      time.Duration `yaml:"resync"`
-	Backoff     BackoffConfig `yaml:"backoff"`
-	Placement   string        `yaml:"placement"`
-	DryRun      bool          `yaml:"dryRun"`
+	Name        string         `yaml:"name"`
+	For         string         `yaml:"for"`
+	Owns        []string       `yaml:"owns"`
+	Watches     []WatchConfig  `yaml:"watches"`
+	Reads       []string       `yaml:"reads"`
+	Handler     Component      `yaml:"handler"`
+	Concurrency int            `yaml:"concurrency"`
+	Timeout     time.Duration  `yaml:"timeout"`
+	Resync      time.Duration  `yaml:"resync"`
+	RateLimit   *RateConfig    `yaml:"rateLimit"`
+	Debounce    DebounceConfig `yaml:"debounce"`
+	Backoff     BackoffConfig  `yaml:"backoff"`
+	Placement   string         `yaml:"placement"`
+	Suspend     bool           `yaml:"suspend"`
+	DryRun      bool           `yaml:"dryRun"`
 
 	origin
 }
@@ -75,30 +79,62 @@ type WatchConfig struct {
 	Map    MapConfig `yaml:"map"`
 }
 
-// MapConfig is a mapper: the word owner or sameName, or an expression for the names of keys.
+// MapConfig is a mapper: a word, or one key with what it needs.
 type MapConfig struct {
-	Word string
-	Expr string `yaml:"expr"`
+	// Type is owner, sameName, label, annotation, field or expr.
+	Type string
+	// Arg is the name of the label, annotation or field, or the expression for the names of keys.
+	Arg string
 }
 
+// mapperWords are the mappers that need nothing, mapperKeys those that need a word.
+var (
+	mapperWords = []string{"owner", "sameName"}
+	mapperKeys  = []string{"label", "annotation", "field", "expr"}
+)
+
 func (m *MapConfig) decodeSection(d *decoder, n *yaml.Node, path string) {
+	unknown := func(n *yaml.Node, word string) {
+		d.fail(n, path, "unknown mapper %q%s", word, suggest(word, append(slices.Clone(mapperWords), mapperKeys...)))
+	}
 	if n.Kind == yaml.ScalarNode {
-		if m.Word = n.Value; m.Word != "owner" && m.Word != "sameName" {
-			d.fail(n, path, "unknown mapper %q%s", m.Word, suggest(m.Word, []string{"owner", "sameName", "expr"}))
+		switch m.Type = n.Value; {
+		case slices.Contains(mapperKeys, m.Type):
+			d.fail(n, path, "the mapper %q needs a value: {%s: …}", m.Type, m.Type)
+		case !slices.Contains(mapperWords, m.Type):
+			unknown(n, m.Type)
 		}
 		return
 	}
 	d.fields(n, path, func(key, value *yaml.Node) {
-		if key.Value != "expr" || value.Kind != yaml.ScalarNode {
-			d.fail(key, path, "unknown mapper %q%s", key.Value, suggest(key.Value, []string{"owner", "sameName", "expr"}))
-			return
+		switch {
+		case !slices.Contains(mapperKeys, key.Value):
+			unknown(key, key.Value)
+		case value.Kind != yaml.ScalarNode || value.Value == "":
+			d.fail(value, at(path, key.Value), "want text, got %s", shape(value))
+		case m.Type != "":
+			d.fail(key, path, "%q and %q are two mappers; choose one", m.Type, key.Value)
+		default:
+			m.Type, m.Arg = key.Value, value.Value
 		}
-		m.Expr = value.Value
 	})
+}
+
+// RateConfig bounds how often reconciles start.
+type RateConfig struct {
+	PerSecond float64 `yaml:"perSecond"`
+	Burst     int     `yaml:"burst"`
+}
+
+// DebounceConfig is engine.Debounce.
+type DebounceConfig struct {
+	After time.Duration `yaml:"after"`
+	Max   time.Duration `yaml:"max"`
 }
 
 // BackoffConfig is engine.Backoff.
 type BackoffConfig struct {
+	Linear      bool          `yaml:"linear"`
 	Initial     time.Duration `yaml:"initial"`
 	Max         time.Duration `yaml:"max"`
 	Multiplier  float64       `yaml:"multiplier"`

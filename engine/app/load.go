@@ -311,15 +311,15 @@ func (c *ControllerConfig) checkWatches(d *decoder, refer func(field, name strin
 	for j, w := range c.Watches {
 		field := fmt.Sprintf("watches.%d", j)
 		refer(field+".source", w.Source)
-		if w.Map.Word == "" && w.Map.Expr == "" {
-			c.fail(d, field, "map: how an event becomes keys is required: owner, sameName or expr")
+		if w.Map.Type == "" {
+			c.fail(d, field, "map: how an event becomes keys is required: one of %s", strings.Join(append(slices.Clone(mapperWords), mapperKeys...), ", "))
 		}
-		if w.Map.Expr == "" {
+		if w.Map.Type != "expr" {
 			continue
 		}
 		compiler, err := expr.NewCompiler("event")
 		if err == nil {
-			programs[j], err = compiler.Compile(w.Map.Expr)
+			programs[j], err = compiler.Compile(w.Map.Arg)
 		}
 		if err != nil {
 			c.fail(d, field+".map.expr", "%s", err)
@@ -342,7 +342,7 @@ func (c *ControllerConfig) checkSettings(d *decoder) {
 		field, message := "name", strings.TrimPrefix(line, fmt.Sprintf("controller %q: ", c.Name))
 		for prefix, f := range map[string]string{
 			"WithBackoff: ": "backoff", "WithConcurrency: ": "concurrency", "WithTimeout: ": "timeout",
-			"WithResync: ": "resync", "WithPlacement: ": "placement",
+			"WithResync: ": "resync", "WithPlacement: ": "placement", "WithRateLimit: ": "rateLimit", "WithDebounce: ": "debounce",
 		} {
 			if rest, ok := strings.CutPrefix(message, prefix); ok {
 				field, message = f, rest
@@ -354,7 +354,13 @@ func (c *ControllerConfig) checkSettings(d *decoder) {
 
 func (c *ControllerConfig) settings(x engine.Controller) engine.Controller {
 	x = x.WithConcurrency(c.Concurrency).WithTimeout(c.Timeout).WithBackoff(c.Backoff.engine()).
-		WithPlacement(engine.Placement(c.Placement)).WithResync(c.Resync)
+		WithPlacement(engine.Placement(c.Placement)).WithResync(c.Resync).WithDebounce(engine.Debounce(c.Debounce))
+	if r := c.RateLimit; r != nil {
+		x = x.WithRateLimit(engine.NewRateLimit(r.PerSecond, r.Burst))
+	}
+	if c.Suspend {
+		x = x.Suspended()
+	}
 	if c.DryRun {
 		x = x.WithDryRun()
 	}

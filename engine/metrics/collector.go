@@ -16,6 +16,7 @@ var (
 	active     = desc("controller_runtime_active_workers", "Reconciles that run.", "controller")
 	workers    = desc("controller_runtime_max_concurrent_reconciles", "Reconciles that may run at once.", "controller")
 	items      = desc("windlass_items", "Keys that are not idle, by state.", "controller", "state")
+	stuckNow   = desc("windlass_stuck_reconciles", "Reconciles that go on although their time is over.", "controller")
 	synced     = desc("windlass_source_synced", "Whether the source has ended its first list and runs.", "source")
 )
 
@@ -25,7 +26,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{depth, unfinished, longest, active, workers, items, synced} {
+	for _, d := range []*prometheus.Desc{depth, unfinished, longest, active, workers, items, stuckNow, synced} {
 		ch <- d
 	}
 }
@@ -45,6 +46,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(longest, s.Longest.Seconds(), name, name)
 		gauge(active, float64(s.Running), name)
 		gauge(workers, float64(c.engine.Workers(name)), name)
+		gauge(stuckNow, float64(s.Stuck), name)
 		gauge(items, float64(s.Ready[0]+s.Ready[1]+s.Ready[2]), name, "ready")
 		gauge(items, float64(s.Running), name, "running")
 		gauge(items, float64(s.Delayed), name, "delayed")

@@ -20,6 +20,7 @@ type Metrics struct {
 	adds, retries                                *prometheus.CounterVec
 	events, triggers, parked, repaired           *prometheus.CounterVec
 	mappingFailed, dropped, sourceFailed         *prometheus.CounterVec
+	stuck, slowed                                *prometheus.CounterVec
 	malformed                                    prometheus.Counter
 
 	controllers sync.Map // name to *controller
@@ -74,6 +75,8 @@ func New(registry prometheus.Registerer) *Metrics {
 	m.mappingFailed = counter("windlass_mapping_failures_total", "Events whose mapper failed.", "controller")
 	m.dropped = counter("windlass_dropped_requests_total", "Mapped keys that were not the controller's.", "controller")
 	m.sourceFailed = counter("windlass_source_failures_total", "Times that a source ended and was run again.", "source")
+	m.stuck = counter("windlass_stuck_reconciles_total", "Reconciles that went on although their time was over.", "controller")
+	m.slowed = counter("windlass_slowed_requests_total", "Requests held back because their key causes itself.", "controller")
 	m.malformed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "windlass_malformed_messages_total", Help: "Messages that were set aside because they cannot be read.",
 	})
@@ -97,6 +100,8 @@ func (m *Metrics) Hooks() engine.Hooks {
 		MessageMalformed: func(string, error) { m.malformed.Inc() },
 		SourceFailed:     func(source string, _ error, _ time.Duration) { m.sourceFailed.WithLabelValues(source).Inc() },
 		RunEnded:         m.runEnded,
+		RunStuck:         func(name string, _ engine.Key, _ time.Duration) { m.stuck.WithLabelValues(name).Inc() },
+		KeySlowed:        func(name string, _ engine.Key, _ time.Duration) { m.slowed.WithLabelValues(name).Inc() },
 	}
 }
 

@@ -251,11 +251,32 @@ func (o *Owner[K, V]) Items() []queue.Item[K, V] {
 	items := o.queue.Items()
 	out := make([]queue.Item[K, V], len(items))
 	for i, it := range items {
-		out[i] = queue.Item[K, V]{
-			State: release(it.State), Phase: it.Phase, Since: it.Since, Again: it.Again, Waiting: it.Waiting.value,
-		}
+		out[i] = outside(it)
 	}
 	return out
+}
+
+// Item returns one key, false if it is idle.
+func (o *Owner[K, V]) Item(key K) (queue.Item[K, V], bool) {
+	it, ok := o.queue.Item(key)
+	return outside(it), ok
+}
+
+func outside[K comparable, V any](it queue.Item[K, held[K, V]]) queue.Item[K, V] {
+	return queue.Item[K, V]{
+		State: release(it.State), Phase: it.Phase, Since: it.Since, Wake: it.Wake, Again: it.Again, Waiting: it.Waiting.value,
+	}
+}
+
+// Pause holds back a key, or with a nil key all of them; a nil pause ends that.
+func (o *Owner[K, V]) Pause(key *K, p *queue.Pause) { o.queue.Pause(key, p) }
+
+// Drop forgets what is parked for a key, here and in the broker.
+func (o *Owner[K, V]) Drop(ctx context.Context, key K) error {
+	if !o.queue.Drop(key) {
+		return nil
+	}
+	return o.broker.Save(ctx, queue.State[K, V]{Key: key})
 }
 
 // Stats counts keys.

@@ -76,7 +76,7 @@ func (q *Queue[K, V]) look() {
 	c.watching.Store(false)
 	slow := q.taken-c.seen < stalled
 	c.seen = q.taken
-	if q.closed || !q.anyReady() || q.gate != 0 && q.ready[urgent].head == nil {
+	if q.closed || !q.anyReady() || q.gate > time.Now().UnixNano() && q.ready[urgent].head == nil {
 		return
 	}
 	if slow {

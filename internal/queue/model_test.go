@@ -167,14 +167,14 @@ func TestModel(t *testing.T) {
 					}
 					if rapid.IntRange(0, 3).Draw(t, "all") > 0 {
 						k := pick.Draw(t, "key")
-						q.PauseKey(k, p)
+						q.Pause(&k, p)
 						models[k].pause = p
 						return
 					}
 					for _, m := range models {
 						m.all = p
 					}
-					q.PauseAll(p)
+					q.Pause(nil, p)
 				},
 				"later": func(t *rapid.T) {
 					k, at := pick.Draw(t, "key"), time.Now().Add(time.Second+delay.Draw(t, "delay")).UnixNano()
@@ -230,8 +230,8 @@ func TestModel(t *testing.T) {
 					}
 					next := New[string](q.cfg)
 					for _, k := range keys {
-						next.PauseAll(models[k].all)
-						next.PauseKey(k, models[k].pause)
+						next.Pause(nil, models[k].all)
+						next.Pause(&k, models[k].pause)
 						if s, ok := q.Hold(k); ok {
 							next.Restore(s)
 						}

@@ -27,30 +27,41 @@ func (p *pauses[K]) of(key K) (Pause, bool) {
 	return Pause{}, false
 }
 
-// PauseAll holds back every key, or with nil no longer does. Keys with a pause of their own keep it.
-func (q *Queue[K, V]) PauseAll(p *Pause) {
+// Pause holds back a key, or with a nil key all of them; a nil pause ends that. A key with a pause of its own keeps to
+// that one.
+func (q *Queue[K, V]) Pause(key *K, p *Pause) {
 	q.lock()
 	defer q.mu.Unlock()
-	q.pauses.all = p
-	q.placeAll()
-}
-
-// PauseKey holds back one key, or with nil no longer does.
-func (q *Queue[K, V]) PauseKey(key K, p *Pause) {
-	q.lock()
-	defer q.mu.Unlock()
-	if p == nil {
-		delete(q.pauses.keys, key)
-	} else {
+	switch {
+	case key == nil:
+		q.pauses.all = p
+		q.placeAll()
+		return
+	case p == nil:
+		delete(q.pauses.keys, *key)
+	default:
 		if q.pauses.keys == nil {
 			q.pauses.keys = make(map[K]Pause)
 		}
-		q.pauses.keys[key] = *p
+		q.pauses.keys[*key] = *p
 	}
-	if it := q.find(key); it != nil && !it.running {
+	if it := q.find(*key); it != nil && !it.running {
 		q.unlist(it)
 		q.place(it, time.Now().UnixNano())
 	}
+}
+
+// Drop forgets what is parked for a key, and says whether anything was.
+func (q *Queue[K, V]) Drop(key K) bool {
+	q.lock()
+	defer q.mu.Unlock()
+	it := q.find(key)
+	if it == nil || it.running || it.d == nil || !it.d.parked {
+		return false
+	}
+	q.revive(it)
+	q.place(it, time.Now().UnixNano())
+	return true
 }
 
 // placeAll puts every key where it belongs, in no order.

@@ -36,8 +36,9 @@ type Config[K comparable, V any] struct {
 	// Debounce holds an added request back until none has been added for this long, and no longer than DebounceMax after
 	// the first. Zero is off. Neither a retry nor a manual request waits for it.
 	Debounce, DebounceMax time.Duration
-	// Limit takes a permission to run a key and returns 0, or takes none and returns when to ask again. It is called with
-	// the queue locked. Manual requests do not ask. Nil is no limit.
+	// Limit takes a permission to run a key and returns from when on it is good. It is called with the queue locked, and
+	// once for each key taken: a permission that is not good yet is kept until it is. Manual requests need none. Nil is no
+	// limit.
 	Limit func(now int64) int64
 }
 
@@ -58,7 +59,7 @@ type Queue[K comparable, V any] struct {
 	delayed delays[K, V]
 	timer   *time.Timer
 	armed   int64 // when the timer fires; 0: not armed
-	gate    int64 // when Limit is to be asked again; 0: now
+	gate    int64 // from when on the permission that was taken is good; 0: none was
 	pauses  pauses[K]
 	spare   []add[K, V]
 	warm    uint64
@@ -413,7 +414,10 @@ func (q *Queue[K, V]) makeReady(it *item[K, V], now int64) {
 
 // arm makes the timer fire when the earliest delay ends, or when the limit may be asked again.
 func (q *Queue[K, V]) arm(now int64) {
-	first := q.gate
+	first := int64(0)
+	if q.gate > now {
+		first = q.gate
+	}
 	if len(q.delayed) > 0 && (first == 0 || q.delayed[0].wake < first) {
 		first = q.delayed[0].wake
 	}
@@ -439,7 +443,6 @@ func (q *Queue[K, V]) fire() {
 	q.armed = 0
 	now := time.Now().UnixNano()
 	if q.gate != 0 && q.gate <= now {
-		q.gate = 0
 		q.wake()
 	}
 	for len(q.delayed) > 0 && q.delayed[0].wake <= now {

@@ -99,17 +99,21 @@ func (q *Queue[K, V]) pop(now int64) *item[K, V] {
 	return nil
 }
 
-// permitted takes a permission for the key that is about to be taken, if there is one.
+// permitted says whether the permission for the key that is about to be taken is good already. One that is not is kept
+// until it is.
 func (q *Queue[K, V]) permitted(now int64) bool {
-	if q.gate > now || !q.anyReady() {
+	if !q.anyReady() {
 		return false
 	}
-	q.gate = q.cfg.Limit(now)
 	if q.gate == 0 {
-		return true
+		q.gate = q.cfg.Limit(now)
 	}
-	q.arm(now)
-	return false
+	if q.gate > now {
+		q.arm(now)
+		return false
+	}
+	q.gate = 0
+	return true
 }
 
 // Workers whose runs are short would keep those who add from the processors until everything is done, and do one by one

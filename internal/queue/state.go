@@ -53,6 +53,14 @@ const (
 	Debounced // held back until no more is added
 )
 
+var phases = [...]string{"ready", "running", "requeued", "backoff", "parked", "paused", "debounced"}
+
+// String returns the name that operators see.
+func (p Phase) String() string { return phases[p] }
+
+// MarshalText writes the name.
+func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
 // Item is a key as an operator sees it.
 type Item[K comparable, V any] struct {
 	State[K, V]
