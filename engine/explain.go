@@ -235,7 +235,7 @@ func (e *Engine) Reconcile(ctx context.Context, controller string, key Key, toke
 
 // echo tells those who wait for the tokens of a run. Interrupted runs have handled nothing.
 func (c *runner) echo(p *pastRun) {
-	if c.waiting.Load() == 0 || p.interrupted {
+	if c.waiting.Load() == 0 || p.outcome == interrupted {
 		return
 	}
 	for x := range p.causes.each {

@@ -24,7 +24,7 @@ type Run struct {
 
 // historySize is how many runs of a controller are remembered, shared by its workers: enough for the last ten runs of
 // the keys that anybody asks about, and bounded whatever happens.
-const historySize = 1 << 14
+const historySize = 1 << 12
 
 // history is a ring of the last runs of one worker.
 type history struct {
@@ -39,22 +39,24 @@ type pastRun struct {
 	key                   Key
 	causes                Causes
 	started, waited, took int64
-	attempt               int
-	result                Result
+	wait                  time.Duration // until the next run, negative: none
 	err                   error
-	interrupted           bool
 	traceparent           string
+	attempt               int32
+	outcome               string
 }
 
-func (h *history) add(r pastRun) {
+func (h *history) add(r *pastRun) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.runs) < h.size {
-		h.runs = append(h.runs, r)
+		h.runs = append(h.runs, *r)
 		return
 	}
-	h.runs[h.next] = r
-	h.next = (h.next + 1) % h.size
+	h.runs[h.next] = *r
+	if h.next++; h.next == h.size {
+		h.next = 0
+	}
 }
 
 // of returns the runs of a key.
@@ -71,22 +73,24 @@ func (h *history) of(key Key) (runs []Run) {
 
 func (p *pastRun) run() Run {
 	r := Run{
-		Key: p.key, Causes: p.causes.of(&p.key).All(), Attempt: p.attempt, Started: time.Unix(0, p.started), Waited: time.Duration(p.waited),
-		Took: time.Duration(p.took), Outcome: outcomeName(p.result, p.err, p.interrupted), TraceID: traceID(p.traceparent),
+		Key: p.key, Causes: p.causes.of(&p.key).All(), Attempt: int(p.attempt), Started: time.Unix(0, p.started), Waited: time.Duration(p.waited),
+		Took: time.Duration(p.took), Outcome: p.outcome, TraceID: traceID(p.traceparent),
 	}
 	if p.err != nil {
 		r.Error = p.err.Error()
 	}
-	if wait := p.result.wait(); wait >= 0 && !p.interrupted && !IsTerminal(p.err) {
-		r.Next = r.Started.Add(r.Took + wait)
+	if p.wait >= 0 {
+		r.Next = r.Started.Add(r.Took + p.wait)
 	}
 	return r
 }
 
-func outcomeName(res Result, err error, interrupted bool) string {
+const interrupted = "interrupted"
+
+func outcomeName(res *Result, err error, cut bool) string {
 	switch {
-	case interrupted:
-		return "interrupted"
+	case cut:
+		return interrupted
 	case IsTerminal(err):
 		return "parked"
 	case err != nil:
@@ -102,9 +106,12 @@ func outcomeName(res Result, err error, interrupted bool) string {
 	}
 }
 
-// wait is how long it is until the next run that a result asks for, negative if it asks for none.
-func (r Result) wait() time.Duration {
+// wait is how long it is until the next run that an outcome asks for, negative if it asks for none.
+func (o *Outcome) wait() time.Duration {
+	r := &o.Result
 	switch {
+	case o.Interrupted, IsTerminal(o.Err):
+		return -1
 	case r.retry > 0:
 		return r.retry
 	case r.RequeueAfter > 0 || r.now:

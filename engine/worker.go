@@ -75,9 +75,12 @@ func (c *runner) process(ctx context.Context, w *worker, req Request) Outcome {
 	w.since.Store(0)
 	past := pastRun{
 		key: req.Key, causes: req.Causes, started: s.start.UnixNano(), waited: int64(req.Waited), took: int64(o.ended.Sub(s.start)),
-		attempt: req.Attempt, result: res, err: err, interrupted: o.Interrupted, traceparent: s.traceparent,
+		attempt: int32(req.Attempt), wait: -1, outcome: "done", traceparent: s.traceparent, //nolint:gosec // a count of attempts.
 	}
-	w.history.add(past)
+	if err != nil || res != (Result{}) {
+		past.err, past.outcome, past.wait = err, outcomeName(&res, err, o.Interrupted), o.wait()
+	}
+	w.history.add(&past)
 	c.echo(&past)
 	if hooks.RunEnded != nil {
 		hooks.RunEnded(s.req, o, o.ended.Sub(s.start))
