@@ -35,7 +35,7 @@ func TestContextOfARunIsLikeAnyOther(t *testing.T) {
 				var value any
 				var at time.Time
 				var kept context.Context
-				b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
+				b.rec.Answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 					kept = ctx
 					at, _ = ctx.Deadline()
 					value = context.WithValue(ctx, key{}, "v").Value(key{})
@@ -46,7 +46,7 @@ func TestContextOfARunIsLikeAnyOther(t *testing.T) {
 				}
 				b.things.Set("a", 1)
 				b.start(b.controller().WithTimeout(time.Minute))
-				b.wait(time.Hour)
+				b.Advance(time.Hour)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				require.ErrorIs(t, cause, engine.ErrDeadline)
 				require.True(t, at.Equal(epoch.Add(time.Minute)), at)
@@ -60,7 +60,7 @@ func TestContextOfARunIsLikeAnyOther(t *testing.T) {
 func TestContextOfARunEndsWithIt(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		var kept context.Context
-		b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 			kept = ctx
 			return engine.Result{}, nil
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/enginetest"
 	"github.com/windlass-dev/windlass/engine/kv"
 	"github.com/windlass-dev/windlass/sources/memory"
 )
@@ -87,7 +88,7 @@ func (u *unmarked) text(name string) string {
 
 // copying keeps in target what things say.
 func copying(b *bundle, target engine.Source, key func(string) engine.Key) engine.Controller {
-	b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+	b.rec.Answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		n, err := engine.Get[int](ctx, rt, req.Key)
 		if engine.IsNotFound(err) {
 			return engine.Result{}, rt.Delete(ctx, key(req.Key.Name))
@@ -125,7 +126,7 @@ func TestTargetIsCreatedUpdatedAndDeletedWithItsOwner(t *testing.T) {
 		b.things.Remove("a")
 		synctest.Wait()
 		require.Zero(t, u.Len())
-		entries, err := b.config.Bus.Store().List(b.t.Context(), "")
+		entries, err := b.Config.Bus.Store().List(b.t.Context(), "")
 		require.NoError(t, err)
 		require.Empty(t, entries, "no record is left")
 	})
@@ -137,10 +138,10 @@ func TestOwnWritesCauseNoReconcile(t *testing.T) {
 		b.things.Set("a", 1)
 		b.things.Remove("a")
 		b.things.Set("a", 2)
-		b.wait(time.Minute)
-		for _, r := range b.rec.runs {
+		b.Advance(time.Minute)
+		for _, r := range b.rec.Runs() {
 			if u.marks {
-				require.NotEqual(t, engine.Dependency, r.req.Trigger())
+				require.NotEqual(t, engine.Dependency, r.Request.Trigger())
 			}
 		}
 	})
@@ -154,7 +155,7 @@ func TestHandMadeChangeIsPutRight(t *testing.T) {
 		u.Set("a", []byte("by hand"))
 		synctest.Wait()
 		require.Equal(t, "xxx", u.text("a"))
-		require.Equal(t, engine.Dependency, b.rec.last().Trigger())
+		require.Equal(t, engine.Dependency, b.rec.Last().Trigger())
 		u.Remove("a")
 		synctest.Wait()
 		require.Equal(t, "xxx", u.text("a"))
@@ -177,7 +178,7 @@ func TestChangeThatKeptTheMarkIsNotTakenForTheEcho(t *testing.T) {
 		})
 		b.start(copying(b, u, u.Key))
 		b.things.Set("a", 3)
-		b.wait(time.Minute)
+		b.Advance(time.Minute)
 		require.Equal(t, "xxx", u.text("a"))
 	})
 }
@@ -185,7 +186,7 @@ func TestChangeThatKeptTheMarkIsNotTakenForTheEcho(t *testing.T) {
 func TestUnownedObjectIsRefusedUntilItGoesAway(t *testing.T) {
 	eachTarget(t, func(b *bundle, u *unmarked) {
 		var last error
-		b.config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { last = o.Err }
+		b.Config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { last = o.Err }
 		u.Set("a", []byte("theirs"))
 		b.start(copying(b, u, u.Key))
 		b.things.Set("a", 1)
@@ -194,11 +195,11 @@ func TestUnownedObjectIsRefusedUntilItGoesAway(t *testing.T) {
 		require.False(t, engine.IsTerminal(last), "it is tried again")
 		require.Equal(t, "theirs", u.text("a"))
 		b.things.Remove("a")
-		b.wait(time.Minute)
+		b.Advance(time.Minute)
 		require.Equal(t, "theirs", u.text("a"), "nor is it deleted")
 		b.things.Set("a", 1)
 		u.Remove("a")
-		b.wait(time.Minute)
+		b.Advance(time.Minute)
 		require.Equal(t, "x", u.text("a"))
 	})
 }
@@ -207,7 +208,7 @@ func TestUnownedObjectIsTakenOverOnRequest(t *testing.T) {
 	eachTarget(t, func(b *bundle, u *unmarked) {
 		u.Set("a", []byte("theirs"))
 		c := copying(b, u, u.Key)
-		b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			return engine.Result{}, rt.Do(ctx, engine.Effect{Adopt: true, Object: engine.Object{Key: u.Key("a"), Value: []byte("mine")}})
 		}
 		b.things.Set("a", 1)
@@ -225,11 +226,11 @@ func TestTwoControllersThatClaimOneTarget(t *testing.T) {
 		first := engine.NewController("first").For(b.things).Owns(u).WithHandler(handler)
 		second := engine.NewController("second").For(memory.New[int]("others")).Owns(u).WithHandler(handler).
 			WithBackoff(engine.Backoff{Initial: time.Hour, Max: time.Hour})
-		b.config.Logger = newLogger(&log)
+		b.Config.Logger = newLogger(&log)
 		b.things.Set("a", 1)
 		b.start(first, second)
-		require.NoError(t, b.engine.Enqueue(b.t.Context(), "second", memory.New[int]("others").Key("b"), 0))
-		b.wait(time.Second)
+		require.NoError(t, b.Engine.Enqueue(b.t.Context(), "second", memory.New[int]("others").Key("b"), 0))
+		b.Advance(time.Second)
 		require.Equal(t, "first", u.text("one"))
 		require.Contains(t, log.String(), `msg="reconcile failed" controller=second`)
 		require.Contains(t, log.String(), "it belongs to controller first for memory:things/a")
@@ -242,7 +243,7 @@ func TestFormerTargetIsReleasedOrDeleted(t *testing.T) {
 		c := copying(b, u, u.Key)
 		b.things.Set("a", 1)
 		b.start(c)
-		b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			owned, err := rt.Owned(ctx, "target")
 			if err != nil || len(owned) != 1 {
 				return engine.Result{}, errors.Join(err, errBroken)
@@ -253,7 +254,7 @@ func TestFormerTargetIsReleasedOrDeleted(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, "x", u.text("a"))
 		u.Remove("a")
-		b.wait(time.Hour)
+		b.Advance(time.Hour)
 		require.Zero(t, u.Len(), "a released object is nobody's")
 	})
 }
@@ -273,7 +274,7 @@ func TestCrashBetweenIntentAndCreate(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			eachTarget(t, func(b *bundle, u *unmarked) {
 				bus := &sharedStore{MemoryBus: engine.NewMemoryBus()}
-				b.config.Bus = bus
+				b.Config.Bus = bus
 				crash := func(engine.Object) error { return errBroken }
 				if c.after {
 					u.fail(nil, crash)
@@ -282,14 +283,14 @@ func TestCrashBetweenIntentAndCreate(t *testing.T) {
 				}
 				b.things.Set("a", 2)
 				b.start(copying(b, u, u.Key))
-				b.stop()
+				b.Stop()
 				u.fail(nil, nil)
 				if c.hand != "" {
 					u.Set("a", []byte(c.hand))
 				}
-				b.config.Bus = &sharedStore{MemoryBus: engine.NewMemoryBus(), store: bus.Store()}
+				b.Config.Bus = &sharedStore{MemoryBus: engine.NewMemoryBus(), store: bus.Store()}
 				b.start(copying(b, u, u.Key))
-				b.wait(time.Minute)
+				b.Advance(time.Minute)
 				require.Equal(t, c.want, u.text("a"))
 				if c.hand == "" {
 					u.Set("a", []byte("by hand"))
@@ -317,13 +318,13 @@ func (s *sharedStore) Store() kv.Store {
 func TestDeletionMissedWhileDownIsCarriedOut(t *testing.T) {
 	eachTarget(t, func(b *bundle, u *unmarked) {
 		bus := engine.NewMemoryBus()
-		b.config.Bus = bus
+		b.Config.Bus = bus
 		b.things.Set("a", 1)
 		b.things.Set("b", 1)
 		b.start(copying(b, u, u.Key))
-		b.stop()
+		b.Stop()
 		b.things.Remove("a")
-		b.config.Bus = &sharedStore{MemoryBus: engine.NewMemoryBus(), store: bus.Store()}
+		b.Config.Bus = &sharedStore{MemoryBus: engine.NewMemoryBus(), store: bus.Store()}
 		b.start(copying(b, u, u.Key))
 		require.Equal(t, 1, u.Len())
 		require.Equal(t, "x", u.text("b"))
@@ -343,7 +344,7 @@ func TestMarkedTargetsNeedNoRecords(t *testing.T) {
 		synctest.Wait()
 		v, _ := target.Value("a")
 		require.Equal(t, "x", string(v))
-		entries, err := b.config.Bus.Store().List(b.t.Context(), "")
+		entries, err := b.Config.Bus.Store().List(b.t.Context(), "")
 		require.NoError(t, err)
 		require.Empty(t, entries)
 		b.things.Remove("a")
@@ -360,7 +361,7 @@ func TestMarkedTargetsNeedNoRecords(t *testing.T) {
 func TestDryRunWritesNothing(t *testing.T) {
 	eachTarget(t, func(b *bundle, u *unmarked) {
 		var log bytes.Buffer
-		b.config.Logger = newLogger(&log)
+		b.Config.Logger = newLogger(&log)
 		b.things.Set("a", 1)
 		b.start(copying(b, u, u.Key).WithDryRun())
 		require.Zero(t, u.Len())
@@ -391,15 +392,15 @@ func TestRuntimeSaysWhatItMayNotDo(t *testing.T) {
 				return rt.Enqueue(ctx, foreign.Key("x"), 0)
 			},
 		} {
-			bb := &bundle{t: b.t, things: memory.New[int]("things"), rec: &recorder{}}
+			bb := &bundle{Harness: &enginetest.Harness{T: b.t}, t: b.t, things: memory.New[int]("things"), rec: &enginetest.Recorder{}}
 			var got error
-			bb.rec.answer = func(ctx context.Context, rt engine.Runtime, _ engine.Request) (engine.Result, error) {
+			bb.rec.Answer = func(ctx context.Context, rt engine.Runtime, _ engine.Request) (engine.Result, error) {
 				got = f(ctx, rt)
 				return engine.Result{}, nil
 			}
 			bb.things.Set("a", 1)
 			bb.start()
-			bb.stop()
+			bb.Stop()
 			require.ErrorIs(t, got, engine.ErrInvalid)
 			require.ErrorContains(t, got, name)
 		}
@@ -408,7 +409,7 @@ func TestRuntimeSaysWhatItMayNotDo(t *testing.T) {
 
 func TestRuntimeListsAndEnqueues(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 			if req.Key.Name != "a" {
 				return engine.Result{}, nil
 			}
@@ -421,8 +422,8 @@ func TestRuntimeListsAndEnqueues(t *testing.T) {
 		b.things.Set("a", 1)
 		b.things.Set("b", 1)
 		b.start()
-		require.Len(t, b.rec.times("now"), 1)
-		b.wait(time.Minute)
-		require.Equal(t, []time.Duration{time.Minute}, b.rec.times("later"))
+		require.Len(t, b.rec.Times("now"), 1)
+		b.Advance(time.Minute)
+		require.Equal(t, []time.Duration{time.Minute}, b.rec.Times("later"))
 	})
 }

@@ -21,9 +21,9 @@ func TestObjectsThatExistBeforeTheStartAreReconciled(t *testing.T) {
 		b.things.Set("a", 1)
 		b.things.Set("b", 2)
 		b.start()
-		require.Equal(t, 2, b.rec.count())
-		require.Equal(t, engine.Resynced, b.rec.last().Trigger())
-		require.Equal(t, engine.PriorityList, b.rec.last().Priority)
+		require.Equal(t, 2, b.rec.Count())
+		require.Equal(t, engine.Resynced, b.rec.Last().Trigger())
+		require.Equal(t, engine.PriorityList, b.rec.Last().Priority)
 	})
 }
 
@@ -41,19 +41,19 @@ func TestChangesAreReconciledWithTheirCause(t *testing.T) {
 		} {
 			step.do()
 			synctest.Wait()
-			cause := b.rec.last().Causes.Newest()
+			cause := b.rec.Last().Causes.Newest()
 			require.Equal(t, step.trigger, cause.Trigger)
 			require.Equal(t, step.op, cause.Operation)
 			require.Equal(t, b.things.Key("a"), cause.Key)
 			require.NotEmpty(t, cause.Revision)
 		}
-		require.Equal(t, 3, b.rec.count())
+		require.Equal(t, 3, b.rec.Count())
 	})
 }
 
 func TestManyEventsOfARunningKeyBecomeOneRunWithTheirCausesJoined(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			time.Sleep(time.Second)
 			return engine.Result{}, nil
 		}
@@ -63,9 +63,9 @@ func TestManyEventsOfARunningKeyBecomeOneRunWithTheirCausesJoined(t *testing.T) 
 		for i := range 100 {
 			b.things.Set("a", i)
 		}
-		b.wait(5 * time.Second)
-		require.Equal(t, 2, b.rec.count())
-		causes := b.rec.last().Causes
+		b.Advance(5 * time.Second)
+		require.Equal(t, 2, b.rec.Count())
+		causes := b.rec.Last().Causes
 		require.Equal(t, 100, causes.Count())
 		require.Len(t, causes.All(), engine.MaxCauses)
 		require.Equal(t, 92, causes.Dropped())
@@ -108,16 +108,16 @@ func TestOutcomes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(b *bundle) {
 				n := 0
-				b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+				b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 					n++
 					return c.answers[n-1].res, c.answers[n-1].err
 				}
 				b.things.Set("a", 1)
 				b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Second}))
-				b.wait(time.Hour)
-				require.Equal(t, c.times, b.rec.times("a"))
-				for i, x := range b.rec.runs {
-					require.Equal(t, c.attempts[i], x.req.Attempt)
+				b.Advance(time.Hour)
+				require.Equal(t, c.times, b.rec.Times("a"))
+				for i, x := range b.rec.Runs() {
+					require.Equal(t, c.attempts[i], x.Request.Attempt)
 				}
 			})
 		})
@@ -126,7 +126,7 @@ func TestOutcomes(t *testing.T) {
 
 func TestPoisonKeyIsParkedAfterItsAttemptsAndBlocksNobody(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			if req.Key.Name == "poison" {
 				return engine.Result{}, errBroken
 			}
@@ -135,22 +135,22 @@ func TestPoisonKeyIsParkedAfterItsAttemptsAndBlocksNobody(t *testing.T) {
 		b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Second, MaxAttempts: 3}))
 		b.things.Set("poison", 1)
 		b.things.Set("good", 1)
-		b.wait(time.Hour)
-		require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second}, b.rec.times("poison"))
-		require.Len(t, b.rec.times("good"), 1)
+		b.Advance(time.Hour)
+		require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second}, b.rec.Times("poison"))
+		require.Len(t, b.rec.Times("good"), 1)
 		item := b.items()["poison"]
 		require.Equal(t, queue.Parked, item.Phase)
 		require.Contains(t, item.Err, "given up after 3 attempts: broken")
 
 		b.things.Set("poison", 2)
 		synctest.Wait()
-		require.Zero(t, b.rec.last().Attempt, "news of it brings it back, with attempts afresh")
+		require.Zero(t, b.rec.Last().Attempt, "news of it brings it back, with attempts afresh")
 	})
 }
 
 func TestEventsDoNotBurnTheBudgetOfAttempts(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, errBroken
 		}
 		b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Minute, MaxAttempts: 2}))
@@ -158,35 +158,35 @@ func TestEventsDoNotBurnTheBudgetOfAttempts(t *testing.T) {
 			b.things.Set("a", i)
 			synctest.Wait()
 		}
-		require.Equal(t, 10, b.rec.count())
+		require.Equal(t, 10, b.rec.Count())
 		require.Equal(t, 1, b.items()["a"].Attempt)
-		b.wait(time.Minute)
+		b.Advance(time.Minute)
 		require.Equal(t, queue.Parked, b.items()["a"].Phase, "the retry itself counts")
-		require.Equal(t, []time.Duration{0, time.Minute}, []time.Duration{b.rec.times("a")[9], b.rec.times("a")[10]}, "and kept its time")
+		require.Equal(t, []time.Duration{0, time.Minute}, []time.Duration{b.rec.Times("a")[9], b.rec.Times("a")[10]}, "and kept its time")
 	})
 }
 
 func TestBackoffResultNeverParks(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{Backoff: true}, nil
 		}
 		b.things.Set("a", 1)
 		b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Second, Max: time.Second, MaxAttempts: 2}))
-		b.wait(10 * time.Second)
-		require.Greater(t, b.rec.count(), 5)
+		b.Advance(10 * time.Second)
+		require.Greater(t, b.rec.Count(), 5)
 	})
 }
 
 func TestBackoffWaits(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, errBroken
 		}
 		b.things.Set("a", 1)
 		b.start()
-		b.wait(6 * time.Hour)
-		times := b.rec.times("a")
+		b.Advance(6 * time.Hour)
+		times := b.rec.Times("a")
 		require.Equal(t, 5*time.Millisecond, times[1])
 		require.Equal(t, 15*time.Millisecond, times[2])
 		n := len(times)
@@ -196,13 +196,13 @@ func TestBackoffWaits(t *testing.T) {
 
 func TestJitterSpreadsTheWait(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, errBroken
 		}
 		b.things.Set("a", 1)
 		b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Second, Multiplier: 1, Jitter: 0.5}))
-		b.wait(100 * time.Second)
-		times := b.rec.times("a")
+		b.Advance(100 * time.Second)
+		times := b.rec.Times("a")
 		distinct := map[time.Duration]bool{}
 		for i := 1; i < len(times); i++ {
 			d := times[i] - times[i-1]
@@ -218,15 +218,15 @@ func TestDeadlineCancelsWithItsCause(t *testing.T) {
 		var cause error
 		var at time.Duration
 		var timedOut bool
-		b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 			<-ctx.Done()
 			cause, at = context.Cause(ctx), time.Since(epoch)
 			return engine.Result{}, ctx.Err()
 		}
-		b.config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { timedOut = o.TimedOut }
+		b.Config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { timedOut = o.TimedOut }
 		b.things.Set("a", 1)
 		b.start()
-		b.wait(30 * time.Second)
+		b.Advance(30 * time.Second)
 		require.ErrorIs(t, cause, engine.ErrDeadline)
 		require.Equal(t, 30*time.Second, at, "the default")
 		require.True(t, timedOut)
@@ -237,21 +237,21 @@ func TestDeadlineCancelsWithItsCause(t *testing.T) {
 func TestPanicIsAnErrorWithItsStack(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		var got error
-		b.rec.answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			if req.Attempt == 0 {
 				panic("oh")
 			}
 			return engine.Result{}, nil
 		}
-		b.config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { got = errors.Join(got, o.Err) }
+		b.Config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { got = errors.Join(got, o.Err) }
 		b.things.Set("a", 1)
 		b.start()
-		b.wait(time.Second)
+		b.Advance(time.Second)
 		var p *engine.PanicError
 		require.ErrorAs(t, got, &p)
 		require.Equal(t, "oh", p.Value)
 		require.Contains(t, string(p.Stack), "engine_test.go")
-		require.Equal(t, 2, b.rec.count())
+		require.Equal(t, 2, b.rec.Count())
 	})
 }
 
@@ -270,13 +270,13 @@ func TestOrderOfTheMiddleware(t *testing.T) {
 			}
 		}
 		n := 0
-		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			if n++; n == 1 {
 				panic("inside")
 			}
 			return engine.Result{}, nil
 		}
-		b.config.Middleware = []engine.Middleware{note("trace"), note("metrics")}
+		b.Config.Middleware = []engine.Middleware{note("trace"), note("metrics")}
 		b.things.Set("a", 1)
 		b.start(b.controller().WithMiddleware(note("yours")).WithTimeout(time.Minute))
 		require.Equal(t, []string{
@@ -289,7 +289,7 @@ func TestOrderOfTheMiddleware(t *testing.T) {
 
 func TestDelayedRequestsAreInspectable(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			switch req.Key.Name {
 			case "later":
 				return engine.Result{RequeueAfter: time.Minute}, nil
@@ -312,31 +312,31 @@ func TestDelayedRequestsAreInspectable(t *testing.T) {
 		require.Equal(t, queue.Parked, items["parked"].Phase)
 		require.Equal(t, queue.Running, items["running"].Phase)
 		require.Equal(t, epoch.Add(time.Minute).UnixNano(), items["later"].Due)
-		require.Equal(t, queue.Stats{Running: 1, Delayed: 2, Parked: 1}, b.engine.Stats()["test"].Stats)
-		_, err := b.engine.Items("nobody")
+		require.Equal(t, queue.Stats{Running: 1, Delayed: 2, Parked: 1}, b.Engine.Stats()["test"].Stats)
+		_, err := b.Engine.Items("nobody")
 		require.ErrorContains(t, err, `no controller "nobody"`)
 	})
 }
 
 func TestEnqueueFromOutside(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		b.rec.answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 			return engine.Result{}, engine.Terminal(errBroken)
 		}
 		b.start()
 		key := b.things.Key("a")
-		require.NoError(t, b.engine.Enqueue(b.t.Context(), "test", key, 0))
+		require.NoError(t, b.Engine.Enqueue(b.t.Context(), "test", key, 0))
 		synctest.Wait()
-		require.Equal(t, engine.Manual, b.rec.last().Trigger())
-		require.NoError(t, b.engine.Enqueue(b.t.Context(), "test", key, 0))
+		require.Equal(t, engine.Manual, b.rec.Last().Trigger())
+		require.NoError(t, b.Engine.Enqueue(b.t.Context(), "test", key, 0))
 		synctest.Wait()
-		require.Equal(t, 2, b.rec.count(), "a parked key comes back")
-		require.NoError(t, b.engine.Enqueue(b.t.Context(), "test", key, time.Minute))
-		b.wait(time.Minute - 1)
-		require.Equal(t, 2, b.rec.count())
-		b.wait(1)
-		require.Equal(t, 3, b.rec.count())
-		err := b.engine.Enqueue(b.t.Context(), "test", engine.Key{Kind: engine.KindOf("x"), Name: "y"}, 0)
+		require.Equal(t, 2, b.rec.Count(), "a parked key comes back")
+		require.NoError(t, b.Engine.Enqueue(b.t.Context(), "test", key, time.Minute))
+		b.Advance(time.Minute - 1)
+		require.Equal(t, 2, b.rec.Count())
+		b.Advance(1)
+		require.Equal(t, 3, b.rec.Count())
+		err := b.Engine.Enqueue(b.t.Context(), "test", engine.Key{Kind: engine.KindOf("x"), Name: "y"}, 0)
 		require.ErrorIs(t, err, engine.ErrInvalid)
 	})
 }
@@ -346,16 +346,16 @@ func TestResyncReconcilesEveryKeyAgain(t *testing.T) {
 		b.things.Set("a", 1)
 		b.things.Set("b", 1)
 		b.start(b.controller().WithResync(time.Minute))
-		b.wait(time.Minute)
-		require.Equal(t, []time.Duration{0, time.Minute}, b.rec.times("a"))
-		require.Equal(t, []time.Duration{0, time.Minute}, b.rec.times("b"))
+		b.Advance(time.Minute)
+		require.Equal(t, []time.Duration{0, time.Minute}, b.rec.Times("a"))
+		require.Equal(t, []time.Duration{0, time.Minute}, b.rec.Times("b"))
 	})
 }
 
 func TestShutdownLetsRunningReconcilesFinish(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		finished := 0
-		b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 			select {
 			case <-time.After(10 * time.Second):
 				finished++
@@ -367,11 +367,11 @@ func TestShutdownLetsRunningReconcilesFinish(t *testing.T) {
 			b.things.Set(name, 1)
 		}
 		b.start()
-		b.wait(time.Second)
-		b.stop()
+		b.Advance(time.Second)
+		b.Stop()
 		require.Equal(t, 10*time.Second, time.Since(epoch))
 		require.Equal(t, 1, finished, "what runs ends well")
-		require.Equal(t, 1, b.rec.count(), "and nothing new starts")
+		require.Equal(t, 1, b.rec.Count(), "and nothing new starts")
 	})
 }
 
@@ -379,16 +379,16 @@ func TestReconcileThatOutlastsTheDrainIsInterruptedNotFailed(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		var outcome engine.Outcome
 		var cause error
-		b.rec.answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
+		b.rec.Answer = func(ctx context.Context, _ engine.Runtime, _ engine.Request) (engine.Result, error) {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			return engine.Result{}, ctx.Err()
 		}
-		b.config.DrainTimeout = 5 * time.Second
-		b.config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { outcome = o }
+		b.Config.DrainTimeout = 5 * time.Second
+		b.Config.Hooks.RunEnded = func(_ engine.Request, o engine.Outcome, _ time.Duration) { outcome = o }
 		b.things.Set("a", 1)
 		b.start(b.controller().WithTimeout(-1))
-		b.stop()
+		b.Stop()
 		require.Equal(t, 5*time.Second, time.Since(epoch))
 		require.ErrorIs(t, cause, engine.ErrShutdown)
 		require.True(t, outcome.Interrupted)
@@ -398,7 +398,7 @@ func TestReconcileThatOutlastsTheDrainIsInterruptedNotFailed(t *testing.T) {
 func TestRunCanBeCalledOnce(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		b.start()
-		require.ErrorIs(t, b.engine.Run(b.t.Context()), engine.ErrAlreadyRan)
+		require.ErrorIs(t, b.Engine.Run(b.t.Context()), engine.ErrAlreadyRan)
 	})
 }
 
@@ -407,14 +407,14 @@ func TestNoReconcileBeforeEverySourceIsListed(t *testing.T) {
 		slow := &slowSource{Map: memory.New[int]("slow"), wait: time.Minute}
 		b.things.Set("a", 1)
 		b.start(b.controller().Reads(slow))
-		b.wait(time.Minute - 1)
-		require.Zero(t, b.rec.count())
-		require.Contains(t, b.engine.Sources(), engine.SourceStatus{Name: "slow"})
-		b.wait(1)
-		require.Equal(t, 1, b.rec.count())
+		b.Advance(time.Minute - 1)
+		require.Zero(t, b.rec.Count())
+		require.Contains(t, b.Engine.Sources(), engine.SourceStatus{Name: "slow"})
+		b.Advance(1)
+		require.Equal(t, 1, b.rec.Count())
 		slow.Set("x", 1)
 		synctest.Wait()
-		require.Equal(t, 1, b.rec.count(), "what is only read triggers nothing")
+		require.Equal(t, 1, b.rec.Count(), "what is only read triggers nothing")
 	})
 }
 
@@ -454,7 +454,7 @@ func TestFailingSourceIsRunAgainAfterGrowingWaits(t *testing.T) {
 			return errBroken
 		}}
 		b.start(b.controller().Reads(src))
-		b.wait(20 * time.Minute)
+		b.Advance(20 * time.Minute)
 		waits := make([]float64, 0, len(src.starts))
 		for i := 1; i < len(src.starts); i++ {
 			waits = append(waits, (src.starts[i] - src.starts[i-1]).Seconds())
@@ -463,7 +463,7 @@ func TestFailingSourceIsRunAgainAfterGrowingWaits(t *testing.T) {
 			require.InDelta(t, want*1.125, waits[i], want*0.1251, "wait %d", i)
 		}
 		require.InDelta(t, 0.5, waits[0], 0, "the first has no jitter")
-		for _, s := range b.engine.Sources() {
+		for _, s := range b.Engine.Sources() {
 			if s.Name == "failing" {
 				require.ErrorIs(t, s.Err, errBroken)
 			}
@@ -480,7 +480,7 @@ func TestHooksSeeTheWayOfAChange(t *testing.T) {
 			defer mu.Unlock()
 			counts[what]++
 		}
-		b.config.Hooks = engine.JoinHooks(engine.Hooks{
+		b.Config.Hooks = engine.JoinHooks(engine.Hooks{
 			EventReceived: func(e engine.Event) { count("event " + e.Source) },
 			RequestAdded:  func(string, engine.Trigger) { count("added") },
 		}, engine.Hooks{

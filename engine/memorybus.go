@@ -82,7 +82,9 @@ func (m *memoryQueue) Run(intake, work context.Context, newProcess func() Proces
 				if !run.Yield && run.Taken == last.ended.UnixNano() {
 					req.taken = last.ended
 				}
-				last = process(work, req)
+				if last = process(work, req); last.ended.IsZero() {
+					last.ended = time.Now()
+				}
 				out := AfterRun(&req, last)
 				ok = m.q.FinishNext(&run, &out, last.ended.UnixNano())
 			}

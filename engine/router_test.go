@@ -34,7 +34,7 @@ func TestWatchedSourceIsMapped(t *testing.T) {
 		}))
 		parts.Set("p", "x")
 		synctest.Wait()
-		req := b.rec.last()
+		req := b.rec.Last()
 		require.Equal(t, b.things.Key("of-p"), req.Key)
 		require.Equal(t, engine.Dependency, req.Trigger())
 		require.Equal(t, engine.PriorityDependency, req.Priority)
@@ -66,7 +66,7 @@ func TestFailingMapperIsCalledAgainAndBlocksNobody(t *testing.T) {
 		parts := memory.New[string]("parts")
 		calls := 0
 		var failed []string
-		b.config.Hooks.MappingFailed = func(c string, e engine.Event, _ error) { failed = append(failed, c+" "+e.Key.Name) }
+		b.Config.Hooks.MappingFailed = func(c string, e engine.Event, _ error) { failed = append(failed, c+" "+e.Key.Name) }
 		b.start(b.controller().WithBackoff(engine.Backoff{Initial: time.Second}).
 			Watches(parts, func(_ context.Context, e engine.Event) ([]engine.Key, error) {
 				if e.Key.Name == "bad" {
@@ -82,30 +82,30 @@ func TestFailingMapperIsCalledAgainAndBlocksNobody(t *testing.T) {
 		parts.Set("bad", "x")
 		parts.Set("good", "x")
 		synctest.Wait()
-		require.Len(t, b.rec.times("good"), 1)
-		require.Empty(t, b.rec.times("bad"))
-		b.wait(time.Minute)
-		require.Equal(t, []time.Duration{2 * time.Second}, b.rec.times("bad"), "after 1 s it panicked, and waited the first wait of its own")
+		require.Len(t, b.rec.Times("good"), 1)
+		require.Empty(t, b.rec.Times("bad"))
+		b.Advance(time.Minute)
+		require.Equal(t, []time.Duration{2 * time.Second}, b.rec.Times("bad"), "after 1 s it panicked, and waited the first wait of its own")
 		require.Equal(t, 3, calls)
-		require.Empty(t, b.rec.times("never"), "what came with an error is not used")
+		require.Empty(t, b.rec.Times("never"), "what came with an error is not used")
 		require.Equal(t, []string{"test bad"}, failed)
-		require.Contains(t, b.engine.Stats(), "test.mapping")
+		require.Contains(t, b.Engine.Stats(), "test.mapping")
 	})
 }
 
 func TestMappedKeyOfAnotherKindIsDroppedAndTold(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		var log bytes.Buffer
-		b.config.Logger = newLogger(&log)
+		b.Config.Logger = newLogger(&log)
 		dropped := 0
-		b.config.Hooks.RequestDropped = func(string, engine.Key) { dropped++ }
+		b.Config.Hooks.RequestDropped = func(string, engine.Key) { dropped++ }
 		parts := memory.New[string]("parts")
 		b.start(b.controller().Watches(parts, func(context.Context, engine.Event) ([]engine.Key, error) {
 			return []engine.Key{parts.Key("x"), b.things.Key("kept")}, nil
 		}))
 		parts.Set("p", "x")
 		synctest.Wait()
-		require.Equal(t, 1, b.rec.count())
+		require.Equal(t, 1, b.rec.Count())
 		require.Equal(t, 1, dropped)
 		require.Contains(t, log.String(), "mapped key dropped")
 	})
@@ -121,8 +121,8 @@ func TestMapSameName(t *testing.T) {
 func TestEventsArePublishedForEveryoneElse(t *testing.T) {
 	bubble(t, func(b *bundle) {
 		bus := engine.NewMemoryBus()
-		b.config.Bus = bus
-		b.config.Name = "shop"
+		b.Config.Bus = bus
+		b.Config.Name = "shop"
 		sub := bus.Subscriber("audit")
 		messages, err := sub.Subscribe(b.t.Context(), engine.EventTopic("things"))
 		require.NoError(t, err)

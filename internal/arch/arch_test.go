@@ -40,6 +40,7 @@ var layers = []struct {
 	{"engine/sync", []string{"engine", "engine/expr"}},
 	{"engine/metrics", []string{"engine"}},
 	{"engine/app", []string{"engine", "engine/expr"}},
+	{"engine/enginetest", []string{"engine", "engine/kv", "engine/lease", "internal/owner", "internal/queue"}},
 	{"engine", []string{"engine/kv", "engine/lease", "internal/queue"}},
 	{"sources/", []string{"engine"}},
 	{"sinks/memory", []string{"engine", "sources/memory"}},

@@ -273,10 +273,14 @@ func (o *Owner[K, V]) Pause(key *K, p *queue.Pause) { o.queue.Pause(key, p) }
 
 // Drop forgets what is parked for a key, here and in the broker.
 func (o *Owner[K, V]) Drop(ctx context.Context, key K) error {
-	if !o.queue.Drop(key) {
+	if it, ok := o.queue.Item(key); !ok || it.Phase != queue.Parked {
 		return nil
 	}
-	return o.broker.Save(ctx, queue.State[K, V]{Key: key})
+	if err := o.broker.Save(ctx, queue.State[K, V]{Key: key}); err != nil {
+		return err
+	}
+	o.queue.Drop(key)
+	return nil
 }
 
 // Stats counts keys.
