@@ -30,6 +30,7 @@ const (
 	metaPriority    = "windlass-priority"
 	metaDue         = "windlass-due"
 	metaAttempt     = "windlass-attempt"
+	metaDeletion    = "windlass-deletion"
 	metaManual      = "windlass-manual"
 	metaTraceparent = "traceparent"
 	// Watermill's own, for Pub/Subs that can delay.
@@ -149,6 +150,9 @@ func EncodeRequest(r Request) (*message.Message, error) {
 	if r.Manual {
 		m.Metadata[metaManual] = "true"
 	}
+	if r.Deletion {
+		m.Metadata[metaDeletion] = "true"
+	}
 	set(m, metaTraceparent, r.Causes.Newest().Traceparent)
 	return m, nil
 }
@@ -164,7 +168,7 @@ func DecodeRequest(m *message.Message) (Request, error) {
 	d.version(typeRequest)
 	r := Request{
 		Controller: m.Metadata[metaController], Key: d.key(false), Due: d.time(metaDue),
-		Manual: m.Metadata[metaManual] == "true",
+		Manual: m.Metadata[metaManual] == "true", Deletion: m.Metadata[metaDeletion] == "true",
 	}
 	d.text(&r.Priority, metaPriority)
 	d.json(&r.Causes)

@@ -99,7 +99,7 @@ func TestMessagesAreReadBack(t *testing.T) {
 		require.Equal(t, "me", by)
 
 		r := engine.Request{
-			Controller: "c", Key: anyKey(t), Causes: anyCauses(t), Due: time.Unix(5, 6).UTC(), Manual: rapid.Bool().Draw(t, "manual"),
+			Controller: "c", Key: anyKey(t), Causes: anyCauses(t), Due: time.Unix(5, 6).UTC(), Manual: rapid.Bool().Draw(t, "manual"), Deletion: rapid.Bool().Draw(t, "deletion"),
 			Priority: engine.Priority(rapid.IntRange(0, 2).Draw(t, "priority")),
 		}
 		m, err = engine.EncodeRequest(r)

@@ -534,3 +534,18 @@ func TestSinkChecksPreconditions(t *testing.T) {
 
 // workers lets all workers call one function.
 func workers(p engine.Process) func() engine.Process { return func() engine.Process { return p } }
+
+func TestBusKeepsThePromises(t *testing.T) {
+	enginetest.TestBus(t, func(t *testing.T) enginetest.BusFixture {
+		b := newBed(t)
+		bus := b.bus("suite")
+		t.Cleanup(func() { bus.Close(context.WithoutCancel(t.Context())) })
+		return enginetest.BusFixture{Bus: bus, Reopen: func(t *testing.T) engine.Bus {
+			bus.Close(t.Context())
+			b.stop()
+			b.start()
+			bus = b.bus("suite")
+			return bus
+		}}
+	})
+}
