@@ -40,6 +40,8 @@ var layers = []struct {
 	{"engine/sync", []string{"engine", "engine/expr"}},
 	{"engine/metrics", []string{"engine"}},
 	{"engine/app", []string{"engine", "engine/expr"}},
+	{"engine/cache", []string{"engine"}},
+	{"engine/middleware", []string{"engine"}},
 	{"engine/enginetest", []string{"engine", "engine/kv", "engine/lease", "internal/owner", "internal/queue"}},
 	{"engine", []string{"engine/kv", "engine/lease", "internal/queue"}},
 	{"sources/", []string{"engine"}},
