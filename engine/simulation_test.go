@@ -42,7 +42,7 @@ func simulate(t *testing.T, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		h.Config.Bus, h.Config.DrainTimeout = bus, time.Minute
 		things := memory.New[int]("things")
-		seen := make(map[string]int) // the newest version that a run has dealt with
+		seen := make(map[string]int)       // the newest version that a run has dealt with
 		done := make(map[string]time.Time) // when the last run began that did not fail
 		rec := &enginetest.Recorder{}
 		fates := rand.New(rand.NewPCG(seed, 2))

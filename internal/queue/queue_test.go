@@ -114,7 +114,7 @@ func TestEventDuringBackoffRunsAtOnceAndKeepsTheBudget(t *testing.T) {
 		run := b.next()
 		require.Equal(t, 1, run.Attempt)
 		require.True(t, run.RetryPending)
-		require.Equal(t, []string{"event", "retry"}, run.Value, "the retry's causes are dealt with too")
+		require.Equal(t, []string{"retry", "event"}, run.Value, "the retry's causes are dealt with too")
 		b.end(run, fail)
 		b.none()
 		b.wait(6*time.Second - 1)

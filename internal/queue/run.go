@@ -134,6 +134,7 @@ func (q *Queue[K, V]) take(run *Run[K, V], it *item[K, V], now int64) {
 		Key: it.key, Value: it.value, Class: it.class, Since: it.since, Taken: now, item: it, quick: run.quick,
 		Yield: q.taken%yieldEvery == 0 && (q.merging || q.items.n < ahead),
 	}
+	had := it.waiting
 	var none V
 	it.value, it.waiting, it.manual, it.deletion, it.running = none, false, false, false, true
 	q.running++
@@ -156,7 +157,13 @@ func (q *Queue[K, V]) take(run *Run[K, V], it *item[K, V], now int64) {
 		// superseded is no reason for this run. What is taken stays in place until Finish, so that State tells the
 		// truth to whoever writes it down meanwhile.
 		if fired || d.retry {
-			q.cfg.Join(&run.Value, d.value)
+			// What has waited longer comes first: the newest is what this run is for.
+			var all V
+			q.cfg.Join(&all, d.value)
+			if had {
+				q.cfg.Join(&all, run.Value)
+			}
+			run.Value = all
 		}
 	}
 	if d.later != 0 && d.later <= now {
