@@ -78,9 +78,10 @@ func (c *cause) above(compare RevisionComparer, o Object, err error) (bool, erro
 	switch {
 	case IsNotFound(err):
 		return !gone, nil
-	case err != nil || o.Incarnation != c.incarnation:
+	case err == nil && o.Incarnation == c.incarnation:
+		n, failed := compare.CompareRevisions(o.Revision, c.revision)
+		return n < 0, failed
+	default:
 		return false, nil
 	}
-	n, failed := compare.CompareRevisions(o.Revision, c.revision)
-	return n < 0, failed
 }

@@ -123,7 +123,7 @@ func (c *runner) run(intake, work context.Context) error {
 				cancel(ErrLeaseLost)
 			}
 		})
-		err := c.live(life, runs)
+		err := c.live(life, runs) // what it failed with at the end of intake is the end's doing
 		lost := errors.Is(context.Cause(life), ErrLeaseLost)
 		end(nil)
 		watch.Wait()
@@ -131,7 +131,7 @@ func (c *runner) run(intake, work context.Context) error {
 		var setup *setupError
 		switch {
 		case intake.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // see above.
 		case lost:
 			c.log.WarnContext(intake, "lease lost; the controller has stopped")
 			crashes = 0
@@ -251,39 +251,38 @@ func (c *runner) live(life, runs context.Context) error {
 // warnEvery is how often a controller says that it still waits for its sources.
 const warnEvery = 30 * time.Second
 
-// awaitSources blocks until every source that the controller references has ended its first list.
+// awaitSources blocks until every source that the controller references has ended its first list, or ctx ends.
 func (c *runner) awaitSources(ctx context.Context) error {
 	begin := time.Now()
 	for _, r := range c.routers {
-		for synced := false; !synced; {
-			select {
-			case <-r.synced:
-				synced = true
-				continue
-			default:
-			}
-			wait, limit := warnEvery, c.engine.cfg.SyncTimeout
-			if limit > 0 {
-				wait = min(wait, max(limit-time.Since(begin), 0))
-			}
-			timer := time.NewTimer(wait)
-			select {
-			case <-r.synced:
-				synced = true
-			case <-timer.C:
-				if limit > 0 && time.Since(begin) >= limit {
-					return fmt.Errorf("%w: %q has not ended its first list within %s%s", ErrNotSynced, r.source.Name(), limit, because(r.lastFailure()))
-				}
-				c.log.WarnContext(ctx, "waiting for a source", "source", r.source.Name(), "since", begin, "err", r.lastFailure())
-			case <-ctx.Done():
-			}
-			timer.Stop()
-			if ctx.Err() != nil {
-				return nil
-			}
+		if err := c.awaitSource(ctx, r, begin); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (c *runner) awaitSource(ctx context.Context, r *router, begin time.Time) error {
+	for limit := c.engine.cfg.SyncTimeout; ; {
+		wait := warnEvery
+		if limit > 0 {
+			wait = max(min(wait, limit-time.Since(begin)), 0)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-r.synced:
+			timer.Stop()
+			return nil
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+		if limit > 0 && time.Since(begin) >= limit {
+			return fmt.Errorf("%w: %q has not ended its first list within %s%s", ErrNotSynced, r.source.Name(), limit, because(r.lastFailure()))
+		}
+		c.log.WarnContext(ctx, "waiting for a source", "source", r.source.Name(), "since", begin, "err", r.lastFailure())
+	}
 }
 
 func because(err error) string {

@@ -26,7 +26,7 @@ var (
 func TestSimulation(t *testing.T) {
 	begin := time.Now()
 	for i := range *simulations {
-		seed := *firstSeed + uint64(i) //nolint:gosec // not negative.
+		seed := *firstSeed + uint64(i)
 		if !t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { simulate(t, seed) }) {
 			t.Fatalf("to see it again: go test ./engine -run TestSimulation -args -seed %d -simulations 1", seed)
 		}
@@ -61,16 +61,16 @@ func simulate(t *testing.T, seed uint64) {
 			case <-ctx.Done():
 				return engine.Result{}, context.Cause(ctx)
 			}
-			switch {
-			case fate == 0:
+			switch fate {
+			case 0:
 				return engine.Result{}, errBroken
-			case fate == 1:
+			case 1:
 				panic("as the seed says")
-			case fate == 2:
+			case 2:
 				return engine.Result{}, engine.RetryAfter(errBroken, time.Second)
-			case fate == 3:
+			case 3:
 				return engine.Result{Defer: time.Second}, nil
-			case fate == 4:
+			case 4:
 				return engine.Result{Backoff: true}, nil
 			}
 			busy <- struct{}{}

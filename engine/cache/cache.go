@@ -318,8 +318,8 @@ func flat(t reflect.Type) bool {
 	case reflect.Array:
 		return flat(t.Elem())
 	case reflect.Struct:
-		for i := range t.NumField() {
-			if !flat(t.Field(i).Type) {
+		for f := range t.Fields() {
+			if !flat(f.Type) {
 				return false
 			}
 		}

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -21,11 +22,7 @@ type pod struct {
 }
 
 func (p pod) DeepCopy() pod {
-	labels := make(map[string]string)
-	for k, v := range p.Labels {
-		labels[k] = v
-	}
-	return pod{p.Node, labels}
+	return pod{p.Node, maps.Clone(p.Labels)}
 }
 
 func names(t *testing.T, objects []engine.Object, err error) string {

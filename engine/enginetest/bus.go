@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -191,7 +192,7 @@ func neverTwice(ctx context.Context, t *testing.T, f BusFixture) {
 		return engine.Outcome{}
 	})
 	for i := range 60 {
-		b.live(ctx, fmt.Sprint(i%2))
+		b.live(ctx, strconv.Itoa(i%2))
 	}
 	b.idle("0")
 	b.idle("1")
@@ -227,7 +228,7 @@ func nothingLost(ctx context.Context, t *testing.T, f BusFixture) {
 		return engine.Outcome{}
 	})
 	for i := range 100 {
-		name := fmt.Sprint(i % 7)
+		name := strconv.Itoa(i % 7)
 		mu.Lock()
 		asked[keyOf(name)]++
 		mu.Unlock()
@@ -428,10 +429,10 @@ func poison(ctx context.Context, t *testing.T, f BusFixture) {
 	b.live(ctx, "poison")
 	b.ranTimes("poison", 2)
 	for i := range 20 {
-		b.live(ctx, fmt.Sprint(i))
+		b.live(ctx, strconv.Itoa(i))
 	}
 	for i := range 20 {
-		b.ranTimes(fmt.Sprint(i), 1)
+		b.ranTimes(strconv.Itoa(i), 1)
 	}
 }
 

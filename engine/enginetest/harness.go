@@ -78,7 +78,7 @@ func (h *Harness) Settle() { synctest.Wait() }
 
 // Advance lets time pass, and then Settles.
 func (h *Harness) Advance(d time.Duration) {
-	time.Sleep(d)
+	time.Sleep(d) //nolint:forbidigo // virtual time.
 	synctest.Wait()
 }
 

@@ -15,6 +15,9 @@ type segment[K comparable, V any] struct {
 	n     int
 }
 
+// mask cuts a hash down to a place. There must be slots.
+func (s *segment[K, V]) mask() uint64 { return uint64(len(s.slots)) - 1 }
+
 type slot[K comparable, V any] struct {
 	hash uint64
 	item *item[K, V]
@@ -28,7 +31,7 @@ func (t *table[K, V]) find(hash uint64, key *K) *item[K, V] {
 	if s.n == 0 {
 		return nil
 	}
-	mask := uint64(len(s.slots) - 1)
+	mask := s.mask()
 	for i := hash & mask; ; i = (i + 1) & mask {
 		switch x := &s.slots[i]; {
 		case x.item == nil:
@@ -42,7 +45,7 @@ func (t *table[K, V]) find(hash uint64, key *K) *item[K, V] {
 // touch brings the place of a hash into the cache.
 func (t *table[K, V]) touch(hash uint64) uint64 {
 	if s := t.segment(hash); s.n > 0 {
-		return s.slots[hash&uint64(len(s.slots)-1)].hash
+		return s.slots[hash&s.mask()].hash
 	}
 	return 0
 }
@@ -59,7 +62,7 @@ func (t *table[K, V]) insert(it *item[K, V]) {
 }
 
 func (s *segment[K, V]) put(x slot[K, V]) {
-	mask := uint64(len(s.slots) - 1)
+	mask := s.mask()
 	i := x.hash & mask
 	for s.slots[i].item != nil {
 		i = (i + 1) & mask
@@ -80,7 +83,7 @@ func (s *segment[K, V]) resize(size int) {
 // remove forgets an item, and moves up those behind it that would not be found any more.
 func (t *table[K, V]) remove(it *item[K, V]) {
 	s := t.segment(it.hash)
-	mask := uint64(len(s.slots) - 1)
+	mask := s.mask()
 	hole := it.hash & mask
 	for s.slots[hole].item != it {
 		hole = (hole + 1) & mask
