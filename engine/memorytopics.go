@@ -5,13 +5,14 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
 // topics is the events half of the memory bus. A group gets the messages of a topic in the order of their publication
-// and one at a time: the next after the ack of the last, the same again after a nack. A topic without subscribers
-// keeps nothing.
+// and one at a time: the next after the ack of the last, the same again after a nack. A group with a name keeps what
+// comes while none of its members is there, from the first Subscribe on; a topic without groups keeps nothing.
 type topics struct {
 	listened atomic.Bool // somebody has subscribed
 
@@ -46,10 +47,11 @@ func (t *topics) Publish(topic string, messages ...*message.Message) error {
 	defer t.mu.Unlock()
 	for _, g := range t.groups[topic] {
 		g.mu.Lock()
+		waiting := len(g.line)
 		for _, m := range messages {
 			g.line = append(g.line, m.Copy())
 		}
-		if len(g.line) == len(messages) {
+		if waiting == 0 && len(messages) > 0 {
 			g.pass()
 		}
 		g.mu.Unlock()
@@ -72,10 +74,28 @@ type memorySubscriber struct {
 	topics *topics
 	group  string
 
-	mu     sync.Mutex
-	closed bool
-	done   chan struct{}
-	open   sync.WaitGroup
+	mu          sync.Mutex
+	closed      bool
+	done        chan struct{}
+	open        sync.WaitGroup
+	initialized map[string]*group
+}
+
+// SubscribeInitialize implements message.SubscribeInitializer: what is published to the topic from now on is kept until
+// the subscriber's Subscribe.
+func (s *memorySubscriber) SubscribeInitialize(topic string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed
+	}
+	if s.initialized == nil {
+		s.initialized = make(map[string]*group)
+	}
+	if s.initialized[topic] == nil {
+		s.initialized[topic] = s.topics.join(topic, s.group)
+	}
+	return nil
 }
 
 // Subscribe implements message.Subscriber.
@@ -86,6 +106,11 @@ func (s *memorySubscriber) Subscribe(ctx context.Context, topic string) (<-chan 
 		return nil, errClosed
 	}
 	g := s.topics.join(topic, s.group)
+	if begun := s.initialized[topic]; begun != nil {
+		s.topics.leave(topic, g) // its place was taken by SubscribeInitialize already
+		g = begun
+		delete(s.initialized, topic)
+	}
 	out := make(chan *message.Message)
 	s.open.Go(func() {
 		defer close(out)
@@ -112,18 +137,20 @@ func (s *memorySubscriber) deliver(ctx context.Context, g *group, out chan<- *me
 	g.mu.Lock()
 	head := g.line[0]
 	g.mu.Unlock()
-	for {
+	for taken := false; !taken; {
 		m := head.Copy()
 		mctx, cancel := context.WithCancel(ctx)
 		m.SetContext(mctx)
-		acked, ended := s.offer(ctx, m, out)
+		acked, ended, ignored := s.offer(ctx, m, out)
 		cancel()
-		if ended {
+		switch {
+		case ended:
 			return false
+		case ignored:
+			g.pass()
+			return true
 		}
-		if acked {
-			break
-		}
+		taken = acked
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -133,23 +160,30 @@ func (s *memorySubscriber) deliver(ctx context.Context, g *group, out chan<- *me
 	return true
 }
 
-func (s *memorySubscriber) offer(ctx context.Context, m *message.Message, out chan<- *message.Message) (acked, ended bool) {
+// ignoredAfter is how long a member may leave a message unread before another member is offered it.
+const ignoredAfter = 10 * time.Millisecond
+
+func (s *memorySubscriber) offer(ctx context.Context, m *message.Message, out chan<- *message.Message) (acked, ended, ignored bool) {
+	timer := time.NewTimer(ignoredAfter)
+	defer timer.Stop()
 	select {
 	case out <- m:
+	case <-timer.C:
+		return false, false, true
 	case <-ctx.Done():
-		return false, true
+		return false, true, false
 	case <-s.done:
-		return false, true
+		return false, true, false
 	}
 	select {
 	case <-m.Acked():
-		return true, false
+		return true, false, false
 	case <-m.Nacked():
-		return false, false
+		return false, false, false
 	case <-ctx.Done():
-		return false, true
+		return false, true, false
 	case <-s.done:
-		return false, true
+		return false, true, false
 	}
 }
 
@@ -159,6 +193,9 @@ func (s *memorySubscriber) Close() error {
 	if !s.closed {
 		s.closed = true
 		close(s.done)
+		for topic, g := range s.initialized {
+			s.topics.leave(topic, g)
+		}
 	}
 	s.mu.Unlock()
 	s.open.Wait()
@@ -187,7 +224,7 @@ func (t *topics) leave(topic string, left *group) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	left.members--
-	if left.members > 0 {
+	if left.members > 0 || left.name != "" {
 		return
 	}
 	kept := t.groups[topic][:0]
