@@ -18,7 +18,7 @@ func TestMemoryBusKeepsThePromises(t *testing.T) {
 }
 
 func TestFaultBusKeepsThePromises(t *testing.T) {
-	for _, f := range []enginetest.Faults{{}, {Duplicate: .5, Reorder: .5}} {
+	for _, f := range []enginetest.Faults{{}, {Reorder: .5}} {
 		enginetest.TestBus(t, func(t *testing.T) enginetest.BusFixture {
 			bus := enginetest.NewFaultBus(t, 1, f)
 			return enginetest.BusFixture{Bus: bus, Reopen: func(*testing.T) engine.Bus { return bus }}

@@ -9,8 +9,11 @@ package tracing
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
-	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -33,11 +36,20 @@ type Config struct {
 type Tracing struct {
 	cfg    Config
 	tracer trace.Tracer
+	names  sync.Map // of spans, by controller
+	idle   atomic.Bool
+	// What every span starts with.
+	child, root, producer []trace.SpanStartOption
 }
 
 // New returns a Tracing on a provider.
 func New(cfg Config) *Tracing {
-	return &Tracing{cfg, cfg.TracerProvider.Tracer("github.com/windlass-dev/windlass/tracing")}
+	consumer := trace.WithSpanKind(trace.SpanKindConsumer)
+	return &Tracing{
+		cfg: cfg, tracer: cfg.TracerProvider.Tracer("github.com/windlass-dev/windlass/tracing"),
+		child: []trace.SpanStartOption{consumer}, root: []trace.SpanStartOption{consumer, trace.WithNewRoot()},
+		producer: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindProducer)},
+	}
 }
 
 // Install puts the spans into an engine's configuration.
@@ -47,55 +59,78 @@ func (t *Tracing) Install(cfg *engine.Config) {
 	cfg.Hooks = engine.JoinHooks(cfg.Hooks, engine.Hooks{Access: t.Access})
 }
 
-// Middleware makes the span of a reconcile attempt.
+// Middleware makes the span of a reconcile attempt. What describes it is added only if it is recorded: a sampler decides
+// by the trace's id and its parent.
 func (t *Tracing) Middleware(next engine.Handler) engine.Handler {
 	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
-		ctx, span := t.start(ctx, req)
-		defer span.End()
-		if sc := span.SpanContext(); sc.IsValid() {
+		if t.skips() {
+			return next(ctx, rt, req)
+		}
+		ctx, span := t.start(ctx, &req)
+		if sc := span.SpanContext(); t.valid(sc) {
 			rt.SetTraceparent(format(sc))
 		}
+		if !span.IsRecording() {
+			return next(ctx, rt, req)
+		}
+		defer span.End()
+		t.describe(span, &req)
 		res, err := next(ctx, rt, req)
 		finish(span, res, err)
 		return res, err
 	}
 }
 
-func (t *Tracing) start(ctx context.Context, req engine.Request) (context.Context, trace.Span) {
-	causes := req.Causes.All()
-	opts := []trace.SpanStartOption{
-		trace.WithSpanKind(trace.SpanKindConsumer),
-		trace.WithAttributes(
-			attribute.String("messaging.operation.name", "reconcile"),
-			attribute.String("messaging.operation.type", "process"),
-			attribute.String("messaging.system", t.cfg.System),
-			attribute.String("messaging.destination.name", "requests."+req.Controller),
-			attribute.Int("messaging.batch.message_count", max(req.Causes.Count(), 1)),
-			attribute.String("windlass.controller", req.Controller),
-			attribute.String("windlass.key", req.Key.String()),
-			attribute.Int("windlass.attempt", req.Attempt),
-			attribute.String("windlass.trigger", req.Trigger().String()),
-			attribute.Float64("windlass.waited_seconds", req.Waited.Seconds()),
-		),
+// probeEvery is how many spans are begun in vain, of all, while the provider makes none: the API without an SDK. One that
+// is installed later is noticed then.
+const probeEvery = 64
+
+func (t *Tracing) skips() bool {
+	return t.idle.Load() && rand.Uint32()%probeEvery != 0 //nolint:gosec // no secret.
+}
+
+func (t *Tracing) valid(sc trace.SpanContext) bool {
+	valid := sc.IsValid()
+	if t.idle.Load() == valid {
+		t.idle.Store(!valid)
 	}
-	parent := trace.SpanContext{}
+	return valid
+}
+
+func (t *Tracing) start(ctx context.Context, req *engine.Request) (context.Context, trace.Span) {
+	name, ok := t.names.Load(req.Controller)
+	if !ok {
+		name, _ = t.names.LoadOrStore(req.Controller, "reconcile "+req.Controller)
+	}
 	if t.cfg.Parent && req.Causes.Count() == 1 {
-		parent = parse(causes[0].Traceparent)
-	}
-	if parent.IsValid() {
-		ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
-	} else {
-		opts = append(opts, trace.WithNewRoot())
-	}
-	for _, c := range causes {
-		if sc := parse(c.Traceparent); sc.IsValid() {
-			opts = append(opts, trace.WithLinks(trace.Link{SpanContext: sc, Attributes: []attribute.KeyValue{
-				attribute.String("windlass.trigger", c.Trigger.String()),
-				attribute.String("windlass.key", c.Key.String()),
-			}}))
+		if parent := parse(req.Causes.Newest().Traceparent); parent.IsValid() {
+			return t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, parent), name.(string), t.child...)
 		}
 	}
-	return t.tracer.Start(ctx, "reconcile "+req.Controller, opts...)
+	return t.tracer.Start(ctx, name.(string), t.root...)
+}
+
+func (t *Tracing) describe(span trace.Span, req *engine.Request) {
+	span.SetAttributes(
+		attribute.String("messaging.operation.name", "reconcile"),
+		attribute.String("messaging.operation.type", "process"),
+		attribute.String("messaging.system", t.cfg.System),
+		attribute.String("messaging.destination.name", "requests."+req.Controller),
+		attribute.Int("messaging.batch.message_count", max(req.Causes.Count(), 1)),
+		attribute.String("windlass.controller", req.Controller),
+		attribute.String("windlass.key", req.Key.String()),
+		attribute.Int("windlass.attempt", req.Attempt),
+		attribute.String("windlass.trigger", req.Trigger().String()),
+		attribute.Float64("windlass.waited_seconds", req.Waited.Seconds()),
+	)
+	for _, c := range req.Causes.All() {
+		if sc := parse(c.Traceparent); sc.IsValid() {
+			span.AddLink(trace.Link{SpanContext: sc, Attributes: []attribute.KeyValue{
+				attribute.String("windlass.trigger", c.Trigger.String()),
+				attribute.String("windlass.key", c.Key.String()),
+			}})
+		}
+	}
 }
 
 func finish(span trace.Span, res engine.Result, err error) {
@@ -150,24 +185,36 @@ func (t *Tracing) Emit(next engine.Emit) engine.Emit {
 		if e.Operation == engine.Resync || e.Operation == engine.ListStarted || e.Operation == engine.ListEnded {
 			return next(ctx, e)
 		}
+		if t.skips() {
+			return next(ctx, e)
+		}
 		// A span of its own, whatever span the source runs in.
-		parent := trace.ContextWithRemoteSpanContext(ctx, parse(e.Traceparent))
-		_, span := t.tracer.Start(parent, "publish "+engine.EventTopic(e.Source),
-			trace.WithSpanKind(trace.SpanKindProducer),
-			trace.WithAttributes(
-				attribute.String("messaging.operation.name", "publish"),
-				attribute.String("messaging.operation.type", "create"),
-				attribute.String("messaging.system", t.cfg.System),
-				attribute.String("messaging.destination.name", engine.EventTopic(e.Source)),
-				attribute.String("windlass.key", e.Key.String()),
-				attribute.String("windlass.operation", e.Operation.String()),
-				attribute.String("windlass.revision", e.Revision),
-				attribute.Bool("windlass.repaired", e.Repaired),
-			))
-		defer span.End()
-		if sc := span.SpanContext(); sc.IsValid() {
+		parent := ctx
+		if e.Traceparent != "" || trace.SpanContextFromContext(ctx).IsValid() {
+			parent = trace.ContextWithRemoteSpanContext(ctx, parse(e.Traceparent))
+		}
+		name, ok := t.names.Load(e.Source + "/events")
+		if !ok {
+			name, _ = t.names.LoadOrStore(e.Source+"/events", "publish "+engine.EventTopic(e.Source))
+		}
+		_, span := t.tracer.Start(parent, name.(string), t.producer...)
+		if sc := span.SpanContext(); t.valid(sc) {
 			e.Traceparent = format(sc)
 		}
+		if !span.IsRecording() {
+			return next(ctx, e)
+		}
+		defer span.End()
+		span.SetAttributes(
+			attribute.String("messaging.operation.name", "publish"),
+			attribute.String("messaging.operation.type", "create"),
+			attribute.String("messaging.system", t.cfg.System),
+			attribute.String("messaging.destination.name", engine.EventTopic(e.Source)),
+			attribute.String("windlass.key", e.Key.String()),
+			attribute.String("windlass.operation", e.Operation.String()),
+			attribute.String("windlass.revision", e.Revision),
+			attribute.Bool("windlass.repaired", e.Repaired),
+		)
 		err := next(ctx, e)
 		failed(span, err)
 		return err
@@ -180,8 +227,11 @@ func (t *Tracing) Access(ctx context.Context, verb string, key engine.Key) (cont
 	if kind == "" {
 		kind = key.Namespace
 	}
-	ctx, span := t.tracer.Start(ctx, verb+" "+kind, trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithAttributes(attribute.String("windlass.key", key.String())))
+	ctx, span := t.tracer.Start(ctx, verb+" "+kind, trace.WithSpanKind(trace.SpanKindClient))
+	if !span.IsRecording() {
+		return ctx, func(error) {}
+	}
+	span.SetAttributes(attribute.String("windlass.key", key.String()))
 	return ctx, func(err error) {
 		if !engine.IsNotFound(err) {
 			failed(span, err)
@@ -192,7 +242,15 @@ func (t *Tracing) Access(ctx context.Context, verb string, key engine.Key) (cont
 
 // format writes a span context as a W3C traceparent.
 func format(sc trace.SpanContext) string {
-	return fmt.Sprintf("00-%s-%s-%s", sc.TraceID(), sc.SpanID(), sc.TraceFlags())
+	id, span := sc.TraceID(), sc.SpanID()
+	b := make([]byte, 0, 55)
+	b = append(b, "00-"...)
+	b = hex.AppendEncode(b, id[:])
+	b = append(b, '-')
+	b = hex.AppendEncode(b, span[:])
+	b = append(b, '-')
+	b = hex.AppendEncode(b, []byte{byte(sc.TraceFlags())})
+	return string(b)
 }
 
 // parse is the reverse of format; what is no traceparent gives an invalid span context.

@@ -1,24 +1,30 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel"
 
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/metrics"
+	"github.com/windlass-dev/windlass/tracing"
+	"github.com/windlass-dev/windlass/tracing/otlp"
 )
 
 // bench is one measurement of the whole path: event, mapping, queue, default middleware, metrics, handler.
@@ -30,6 +36,7 @@ type bench struct {
 	workers  int
 	output   string
 	profile  string
+	tracing  string
 }
 
 // benchResult is what -o json prints.
@@ -47,31 +54,39 @@ type benchResult struct {
 	BytesPerEvent       float64 `json:"bytes_per_event"`
 	P50                 float64 `json:"p50_us"`
 	P99                 float64 `json:"p99_us"`
+	// BytesPerKey is what a pending key takes beyond its own bytes.
+	BytesPerKey float64 `json:"bytes_per_key,omitempty"`
 }
 
 func benchCommand() *cobra.Command {
 	var b bench
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure the engine on this machine", Args: noArgs,
-		Long: `bench pushes events through the whole path of a change, with metrics on and a handler that
-does nothing, and prints what it measured.
+		Long: `bench pushes events through the whole path of a change, with the default middleware, metrics on,
+spans through the tracing API and a handler that does nothing, and prints what it measured.
 
-  distinct   every event has a key of its own
-  coalesce   ten events a key, as fast as they go`,
+  distinct     every event has a key of its own
+  coalesce     ten events a key, as fast as they go
+  latency      10,000 events a second; the waits are from the event to its handler
+  delay        one delayed request a key; then 10,000 fall due within a second, and the waits are
+               how late they ran
+  pending      keys that wait, for what they take of memory
+  pending-dep  the same, with causes that name another key`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := b.validate(); err != nil {
 				return usageError{err}
 			}
-			r, err := b.run(cmd.Context())
+			r, err := b.measure(cmd.Context())
 			if err != nil {
 				return err
 			}
 			return r.print(cmd.OutOrStdout(), b.output)
 		},
 	}
-	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct or coalesce")
+	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, latency, delay, pending or pending-dep")
 	cmd.Flags().StringVar(&b.path, "path", "native", "native")
 	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory")
+	cmd.Flags().StringVar(&b.tracing, "tracing", "api", "off, api, or sdk: one span in ten is recorded, and thrown away")
 	cmd.Flags().IntVar(&b.events, "events", 1_000_000, "how many events")
 	cmd.Flags().IntVar(&b.workers, "workers", 8, "how many keys at once")
 	cmd.Flags().StringVar(&b.profile, "cpuprofile", "", "write a CPU profile to this file")
@@ -80,51 +95,46 @@ does nothing, and prints what it measured.
 }
 
 func (b bench) validate() error {
-	switch {
-	case b.workload != "distinct" && b.workload != "coalesce":
-		return fmt.Errorf("--workload %q is none of distinct, coalesce", b.workload)
-	case b.path != "native":
-		return fmt.Errorf("--path %q: only native can be measured", b.path)
-	case b.bus != "memory":
-		return fmt.Errorf("--bus %q: only memory can be measured", b.bus)
-	case b.events < 10 || b.workers < 1:
-		return errors.New("--events must be 10 at least, --workers 1")
-	case b.output != "table" && b.output != "json":
-		return fmt.Errorf("--output %q is none of table, json", b.output)
+	oneOf := func(flag, value string, known ...string) error {
+		if slices.Contains(known, value) {
+			return nil
+		}
+		return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
 	}
-	return nil
+	var few error
+	if b.events < 10 || b.workers < 1 {
+		few = errors.New("--events must be 10 at least, --workers 1")
+	}
+	return cmp.Or(
+		oneOf("workload", b.workload, "distinct", "coalesce", "latency", "delay", "pending", "pending-dep"),
+		oneOf("path", b.path, "native"), oneOf("bus", b.bus, "memory"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
+		oneOf("output", b.output, "table", "json"), few,
+	)
 }
 
-func (b bench) run(ctx context.Context) (benchResult, error) {
+// benchRun is one measurement under way.
+type benchRun struct {
+	bench
+
+	keys   []engine.Key
+	waits  []int64 // one a run
+	runs   atomic.Int64
+	done   chan struct{} // closed when every key ran once
+	source *benchSource
+	engine *engine.Engine
+	stop   func() error
+	before runtime.MemStats
+	start  time.Time
+}
+
+// measure sets an engine up, lets the workload use it and adds up what came of it.
+func (b bench) measure(ctx context.Context) (benchResult, error) {
 	keys := b.events
 	if b.workload == "coalesce" {
 		keys = b.events / 10
 	}
-	src := &benchSource{events: b.events, keys: keys, synced: make(chan struct{})}
-	seen := make([]atomic.Bool, keys)
-	waits := make([]int64, b.events) // at most one run an event
-	var runs, distinct atomic.Int64
-	done := make(chan struct{})
-	c := engine.NewController("bench").For(src).WithConcurrency(b.workers).WithHandler(
-		func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
-			waits[runs.Add(1)-1] = int64(req.Waited)
-			i, err := strconv.Atoi(req.Key.Name)
-			if err != nil {
-				return engine.Result{}, engine.Terminal(err)
-			}
-			if !seen[i].Swap(true) && distinct.Add(1) == int64(keys) {
-				close(done)
-			}
-			return engine.Result{}, nil
-		})
-	m := metrics.New(prometheus.NewRegistry())
-	e, err := engine.New(engine.Config{Name: "bench", Controllers: []engine.Controller{c}, Hooks: m.Hooks()})
-	if err != nil {
-		return benchResult{}, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	runtime.GC()
+	r := &benchRun{bench: b, done: make(chan struct{}), waits: make([]int64, b.events), source: newBenchSource()}
+	r.keys = make([]engine.Key, keys)
 	if b.profile != "" {
 		f, err := os.Create(b.profile)
 		if err != nil {
@@ -136,41 +146,193 @@ func (b bench) run(ctx context.Context) (benchResult, error) {
 		}
 		defer pprof.StopCPUProfile()
 	}
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	start := time.Now()
+	if err := r.begin(ctx); err != nil {
+		return benchResult{}, err
+	}
+	result, err := map[string]func(context.Context) (benchResult, error){
+		"distinct": r.burst, "coalesce": r.burst, "latency": r.paced, "delay": r.delayed, "pending": r.pending, "pending-dep": r.pending,
+	}[b.workload](ctx)
+	return result, errors.Join(err, r.stop())
+}
+
+func (r *benchRun) begin(ctx context.Context) error {
+	seen := make([]atomic.Bool, len(r.keys))
+	var distinct atomic.Int64
+	c := engine.NewController("bench").For(r.source).Watches(r.source.other(), engine.MapToKind(benchKind)).WithConcurrency(r.workers).WithHandler(
+		func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+			wait := int64(req.Waited)
+			if r.workload == "delay" {
+				// A request for a time is ready from then on; its cause knows the time.
+				wait = int64(time.Since(req.Causes.Newest().Time.Add(r.source.delayOf(req.Key))))
+			}
+			r.waits[r.runs.Add(1)-1] = wait
+			i, err := strconv.Atoi(req.Key.Name)
+			if err != nil {
+				return engine.Result{}, engine.Terminal(err)
+			}
+			if !seen[i].Swap(true) && distinct.Add(1) == int64(len(r.keys)) {
+				close(r.done)
+			}
+			return engine.Result{}, nil
+		})
+	m := metrics.New(prometheus.NewRegistry())
+	cfg := engine.Config{Name: "bench", Controllers: []engine.Controller{c}, Hooks: m.Hooks()}
+	switch r.tracing {
+	case "api":
+		tracing.New(tracing.Config{TracerProvider: otel.GetTracerProvider(), System: "in_memory"}).Install(&cfg)
+	case "sdk":
+		tracing.New(tracing.Config{TracerProvider: otlp.Discard(0.1), System: "in_memory"}).Install(&cfg)
+	}
+	var err error
+	if r.engine, err = engine.New(cfg); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
 	stopped := make(chan error, 1)
-	go func() { stopped <- e.Run(ctx) }()
+	runtime.GC()
+	runtime.ReadMemStats(&r.before)
+	r.start = time.Now()
+	go func() { stopped <- r.engine.Run(ctx) }()
+	r.stop = func() error {
+		cancel()
+		return <-stopped
+	}
+	r.source.emit = <-r.source.running
+	for i := range r.keys {
+		r.keys[i] = engine.Key{Kind: benchKind, Namespace: "default", Name: strconv.Itoa(i)}
+	}
+	return nil
+}
+
+var benchMeta = &engine.Meta{}
+
+func (r *benchRun) put(ctx context.Context, i int) error {
+	return r.source.emit(ctx, engine.Event{Operation: engine.Put, Key: r.keys[i%len(r.keys)], Revision: "1", Old: benchMeta, New: benchMeta})
+}
+
+// burst emits all events as fast as they go.
+func (r *benchRun) burst(ctx context.Context) (benchResult, error) {
+	for i := range r.events {
+		if err := r.put(ctx, i); err != nil {
+			return benchResult{}, err
+		}
+	}
+	return r.finish(ctx, time.Since(r.start))
+}
+
+// paced emits 10,000 events a second.
+func (r *benchRun) paced(ctx context.Context) (benchResult, error) {
+	const gap = time.Second / 10_000
+	for i, begin := 0, time.Now(); i < r.events; i++ {
+		for time.Until(begin.Add(time.Duration(i)*gap)) > 0 {
+			runtime.Gosched() // a sleep is too coarse
+		}
+		if err := r.put(ctx, i); err != nil {
+			return benchResult{}, err
+		}
+	}
+	return r.finish(ctx, 0)
+}
+
+// delayed makes a request for later for every key, all but the last 10,000 of them for much later.
+func (r *benchRun) delayed(ctx context.Context) (benchResult, error) {
+	near := min(10_000, len(r.keys))
+	begin := time.Now()
+	for i, key := range r.keys[:len(r.keys)-near] {
+		if err := r.engine.Enqueue(ctx, "bench", key, time.Hour+time.Duration(i*7919%3600)*time.Second); err != nil {
+			return benchResult{}, err
+		}
+	}
+	inserted := time.Since(begin)
+	for _, key := range r.keys[len(r.keys)-near:] {
+		if err := r.engine.Enqueue(ctx, "bench", key, r.source.delayOf(key)); err != nil {
+			return benchResult{}, err
+		}
+	}
+	for r.runs.Load() < int64(near) {
+		if err := nap(ctx); err != nil {
+			return benchResult{}, err
+		}
+	}
+	res := r.result(inserted)
+	res.EventsPerSecond = float64(len(r.keys)-near) / inserted.Seconds()
+	return res, nil
+}
+
+// pending holds all keys back while they are counted.
+func (r *benchRun) pending(ctx context.Context) (benchResult, error) {
+	if err := r.engine.Suspend(ctx, "bench", engine.Key{}, engine.Suspension{}); err != nil {
+		return benchResult{}, err
+	}
+	var empty, full runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&empty)
+	begin := time.Now()
+	for i := range r.events {
+		var err error
+		if r.workload == "pending" {
+			err = r.put(ctx, i)
+		} else {
+			err = r.source.emitOther(ctx, engine.Event{
+				Operation: engine.Put, Key: engine.Key{Kind: benchOther, Namespace: "default", Name: r.keys[i].Name}, Revision: "1", Old: benchMeta, New: benchMeta,
+			})
+		}
+		if err != nil {
+			return benchResult{}, err
+		}
+	}
+	took := time.Since(begin)
+	if n := r.engine.Stats()["bench"].Stats; n.Ready != [3]int{} {
+		return benchResult{}, fmt.Errorf("the suspended controller has ready keys: %+v", n)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&full)
+	res := r.result(took)
+	// The names are shared with the bench's own keys, which were there before.
+	res.BytesPerKey = float64(full.HeapAlloc-empty.HeapAlloc)/float64(r.events) - float64(reflect.TypeFor[engine.Key]().Size())
+	return res, nil
+}
+
+// nap waits a little. The queue is polled, as the peers' are.
+func nap(ctx context.Context) error {
 	select {
-	case <-done:
+	case <-time.After(time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// finish waits until nothing is left.
+func (r *benchRun) finish(ctx context.Context, _ time.Duration) (benchResult, error) {
+	select {
+	case <-r.done:
 	case <-ctx.Done():
 		return benchResult{}, ctx.Err()
 	}
-	<-src.synced
-	for !idle(e) {
-		time.Sleep(time.Millisecond) //nolint:forbidigo // the queue is polled, as the peers' are.
+	for s := r.engine.Stats()["bench"]; s.Ready != [3]int{} || s.Running != 0; s = r.engine.Stats()["bench"] {
+		if err := nap(ctx); err != nil {
+			return benchResult{}, err
+		}
 	}
-	elapsed := time.Since(start)
-	runtime.ReadMemStats(&after)
-	cancel()
-	if err := <-stopped; err != nil {
-		return benchResult{}, err
-	}
-	n := runs.Load()
-	sorted := slices.Sorted(slices.Values(waits[:n]))
-	return benchResult{
-		Workload: b.workload, Path: b.path, Bus: b.bus, Events: b.events, Workers: b.workers,
-		Seconds: elapsed.Seconds(), Reconciles: n,
-		EventsPerSecond: float64(b.events) / elapsed.Seconds(), ReconcilesPerSecond: float64(n) / elapsed.Seconds(),
-		AllocsPerEvent: float64(after.Mallocs-before.Mallocs) / float64(b.events),
-		BytesPerEvent:  float64(after.TotalAlloc-before.TotalAlloc) / float64(b.events),
-		P50:            float64(sorted[n/2]) / 1e3, P99: float64(sorted[n*99/100]) / 1e3,
-	}, nil
+	return r.result(time.Since(r.start)), nil
 }
 
-func idle(e *engine.Engine) bool {
-	s := e.Stats()["bench"]
-	return s.Ready == [3]int{} && s.Running == 0
+func (r *benchRun) result(elapsed time.Duration) benchResult {
+	var after runtime.MemStats
+	runtime.ReadMemStats(&after)
+	n := r.runs.Load()
+	res := benchResult{
+		Workload: r.workload, Path: r.path, Bus: r.bus, Events: r.events, Workers: r.workers, Seconds: elapsed.Seconds(), Reconciles: n,
+		EventsPerSecond: float64(r.events) / elapsed.Seconds(), ReconcilesPerSecond: float64(n) / elapsed.Seconds(),
+		AllocsPerEvent: float64(after.Mallocs-r.before.Mallocs) / float64(r.events),
+		BytesPerEvent:  float64(after.TotalAlloc-r.before.TotalAlloc) / float64(r.events),
+	}
+	if n > 0 {
+		sorted := slices.Sorted(slices.Values(r.waits[:n]))
+		res.P50, res.P99 = float64(sorted[n/2])/1e3, float64(sorted[n*99/100])/1e3
+	}
+	return res
 }
 
 func (r benchResult) print(w io.Writer, output string) error {
@@ -185,35 +347,63 @@ func (r benchResult) print(w io.Writer, output string) error {
   wait p50, p99  %10.1f µs, %.1f µs
 `, r.Workload, r.Path, r.Bus, r.Workers, r.Events, r.Reconciles, r.Seconds,
 		r.EventsPerSecond, r.ReconcilesPerSecond, r.AllocsPerEvent, r.BytesPerEvent, r.P50, r.P99)
+	if err == nil && r.BytesPerKey > 0 {
+		_, err = fmt.Fprintf(w, "  bytes/key      %12.0f\n", r.BytesPerKey)
+	}
 	return err
 }
 
-// benchSource emits a fixed number of events.
+var benchKind, benchOther = engine.KindOf("bench"), engine.KindOf("bench/other")
+
+// benchSource hands its emit to the workload.
 type benchSource struct {
-	events, keys int
-	synced       chan struct{} // closed after the last event
+	running      chan engine.Emit
+	otherRunning chan engine.Emit
+	emit         engine.Emit
+}
+
+func newBenchSource() *benchSource {
+	return &benchSource{running: make(chan engine.Emit, 1), otherRunning: make(chan engine.Emit, 1)}
 }
 
 func (s *benchSource) Name() string { return "bench" }
 
+// delayOf is when a request of workload delay falls due: within one second, long after the last was made.
+func (s *benchSource) delayOf(key engine.Key) time.Duration {
+	i, _ := strconv.Atoi(key.Name)
+	return 2*time.Second + time.Duration(i%10_000)*100*time.Microsecond
+}
+
 // Run implements engine.Source.
 func (s *benchSource) Run(ctx context.Context, emit engine.Emit) error {
+	return runBench(ctx, emit, s.running)
+}
+
+func runBench(ctx context.Context, emit engine.Emit, running chan<- engine.Emit) error {
 	for _, op := range []engine.Operation{engine.ListStarted, engine.ListEnded} {
 		if err := emit(ctx, engine.Event{Operation: op}); err != nil {
 			return err
 		}
 	}
-	kind, meta := engine.KindOf("bench"), &engine.Meta{}
-	keys := make([]engine.Key, s.keys)
-	for i := range keys {
-		keys[i] = engine.Key{Kind: kind, Namespace: "default", Name: strconv.Itoa(i)}
-	}
-	for i := range s.events {
-		if err := emit(ctx, engine.Event{Operation: engine.Put, Key: keys[i%s.keys], Revision: "1", Old: meta, New: meta}); err != nil {
-			return err
-		}
-	}
-	close(s.synced)
+	running <- emit
 	<-ctx.Done()
 	return nil
+}
+
+// otherSource is a second source, whose events concern keys of the first.
+type otherSource struct{ *benchSource }
+
+func (s *benchSource) other() engine.Source { return otherSource{s} }
+
+func (s otherSource) Name() string { return "other" }
+
+// Run implements engine.Source.
+func (s otherSource) Run(ctx context.Context, emit engine.Emit) error {
+	return runBench(ctx, emit, s.otherRunning)
+}
+
+func (s *benchSource) emitOther(ctx context.Context, e engine.Event) error {
+	emit := <-s.otherRunning
+	s.otherRunning <- emit
+	return emit(ctx, e)
 }
