@@ -40,6 +40,7 @@ var layers = []struct {
 	{"engine/sync", []string{"engine", "engine/expr"}},
 	{"engine/metrics", []string{"engine"}},
 	{"engine/app", []string{"engine", "engine/expr"}},
+	{"engine/bus", []string{"engine", "engine/kv", "internal/queue"}},
 	{"engine/cache", []string{"engine"}},
 	{"engine/middleware", []string{"engine"}},
 	{"engine/enginetest", []string{"engine", "engine/kv", "engine/lease", "internal/owner", "internal/queue"}},
