@@ -6,12 +6,14 @@ LINT := $(CACHE)/golangci-lint-$(GOLANGCI_VERSION)
 # -race needs a C compiler; without one the tests run all the same, and say so.
 RACE := $(shell command -v $$(go env CC) >/dev/null 2>&1 && echo -race)
 FUZZTIME ?= 1m
+SIMULATIONS ?= 10000
+SEED ?= 0
 PEERS ?=
-EVENTS ?= 300000
+EVENTS ?= 1000000
 ROUNDS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test e2e lint bench fuzz tidy-check check clean
+.PHONY: help build demo test e2e simulate lint bench fuzz tidy-check check clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +31,9 @@ test: ## Run all tests (under 5 minutes)
 e2e: build ## Run the demo and the example configs as a user would
 	bin/engine demo --for 20s -o json
 	go test $(RACE) -count=1 -timeout 5m ./internal/integration/...
+
+simulate: ## Live 10,000 random lives with crashes and faults (SIMULATIONS, SEED)
+	go test -count=1 -timeout 20m -run '^TestSimulation$$' ./engine -args -simulations $(SIMULATIONS) -seed $(SEED)
 
 lint: $(LINT) ## Run the linters
 	$(LINT) run ./...

@@ -369,8 +369,11 @@ func seedStockMappers(t *testing.T) {
 		{"owner of another kind", engine.MapOwnerOf(x), engine.Event{Key: at, New: ofY}, nil},
 		{"owner changed its kind", engine.MapOwnerOf(x), engine.Event{Key: at, Old: ofX, New: ofY}, []engine.Key{ofX.Owner}},
 		{"another kind", engine.MapToKind(y), engine.Event{Key: at}, []engine.Key{{Kind: y, Scope: "s", Namespace: "n", Name: "a"}}},
-		{"field", engine.MapField("spec.node", engine.Key{Kind: y}), engine.Event{Key: at, New: &engine.Meta{Fields: map[string]string{"spec.node": "one"}}},
-			[]engine.Key{{Kind: y, Namespace: "n", Name: "one"}}},
+		{
+			"field", engine.MapField("spec.node", engine.Key{Kind: y}),
+			engine.Event{Key: at, New: &engine.Meta{Fields: map[string]string{"spec.node": "one"}}},
+			[]engine.Key{{Kind: y, Namespace: "n", Name: "one"}},
+		},
 	} {
 		got, err := c.mapper(t.Context(), c.event)
 		require.NoError(t, err, c.name)
@@ -428,8 +431,11 @@ func seedLabelAndAnnotationMapToTheOwner(t *testing.T) {
 		want   []engine.Key
 	}{
 		{engine.MapLabel("owner", like), engine.Meta{Labels: map[string]string{"owner": "o"}}, []engine.Key{{Kind: like.Kind, Scope: "s", Namespace: "here", Name: "o"}}},
-		{engine.MapAnnotation("owner", like), engine.Meta{Annotations: map[string]string{"owner": "there/" + long}},
-			[]engine.Key{{Kind: like.Kind, Scope: "s", Namespace: "there", Name: long}}},
+		{
+			engine.MapAnnotation("owner", like),
+			engine.Meta{Annotations: map[string]string{"owner": "there/" + long}},
+			[]engine.Key{{Kind: like.Kind, Scope: "s", Namespace: "there", Name: long}},
+		},
 		{engine.MapLabel("owner", like), engine.Meta{Annotations: map[string]string{"owner": "o"}}, nil},
 	} {
 		e := engine.Event{Key: engine.Key{Namespace: "here", Name: "x"}, New: &c.meta}
