@@ -68,6 +68,8 @@ spans through the tracing API and a handler that does nothing, and prints what i
   distinct     every event has a key of its own
   coalesce     ten events a key, as fast as they go
   latency      10,000 events a second; the waits are from the event to its handler
+  coldstart    a list of all keys, and a change of one of a thousand of them while it is worked off;
+               the waits are those of the changes
   delay        one delayed request a key; then 10,000 fall due within a second, and the waits are
                how late they ran
   pending      keys that wait, for what they take of memory
@@ -83,7 +85,7 @@ spans through the tracing API and a handler that does nothing, and prints what i
 			return r.print(cmd.OutOrStdout(), b.output)
 		},
 	}
-	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, latency, delay, pending or pending-dep")
+	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, latency, coldstart, delay, pending or pending-dep")
 	cmd.Flags().StringVar(&b.path, "path", "native", "native")
 	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory")
 	cmd.Flags().StringVar(&b.tracing, "tracing", "api", "off, api, or sdk: one span in ten is recorded, and thrown away")
@@ -106,7 +108,7 @@ func (b bench) validate() error {
 		few = errors.New("--events must be 10 at least, --workers 1")
 	}
 	return cmp.Or(
-		oneOf("workload", b.workload, "distinct", "coalesce", "latency", "delay", "pending", "pending-dep"),
+		oneOf("workload", b.workload, "distinct", "coalesce", "latency", "coldstart", "delay", "pending", "pending-dep"),
 		oneOf("path", b.path, "native"), oneOf("bus", b.bus, "memory"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
 		oneOf("output", b.output, "table", "json"), few,
 	)
@@ -133,7 +135,7 @@ func (b bench) measure(ctx context.Context) (benchResult, error) {
 	if b.workload == "coalesce" {
 		keys = b.events / 10
 	}
-	r := &benchRun{bench: b, done: make(chan struct{}), waits: make([]int64, b.events), source: newBenchSource()}
+	r := &benchRun{bench: b, done: make(chan struct{}), waits: make([]int64, 2*b.events), source: newBenchSource()}
 	r.keys = make([]engine.Key, keys)
 	if b.profile != "" {
 		f, err := os.Create(b.profile)
@@ -150,7 +152,7 @@ func (b bench) measure(ctx context.Context) (benchResult, error) {
 		return benchResult{}, err
 	}
 	result, err := map[string]func(context.Context) (benchResult, error){
-		"distinct": r.burst, "coalesce": r.burst, "latency": r.paced, "delay": r.delayed, "pending": r.pending, "pending-dep": r.pending,
+		"distinct": r.burst, "coalesce": r.burst, "latency": r.paced, "coldstart": r.coldStart, "delay": r.delayed, "pending": r.pending, "pending-dep": r.pending,
 	}[b.workload](ctx)
 	return result, errors.Join(err, r.stop())
 }
@@ -165,7 +167,9 @@ func (r *benchRun) begin(ctx context.Context) error {
 				// A request for a time is ready from then on; its cause knows the time.
 				wait = int64(time.Since(req.Causes.Newest().Time.Add(r.source.delayOf(req.Key))))
 			}
-			r.waits[r.runs.Add(1)-1] = wait
+			if n := r.runs.Add(1) - 1; r.workload != "coldstart" || req.Priority == engine.PriorityLive {
+				r.waits[n] = wait
+			}
 			i, err := strconv.Atoi(req.Key.Name)
 			if err != nil {
 				return engine.Result{}, engine.Terminal(err)
@@ -229,6 +233,22 @@ func (r *benchRun) paced(ctx context.Context) (benchResult, error) {
 		}
 		if err := r.put(ctx, i); err != nil {
 			return benchResult{}, err
+		}
+	}
+	return r.finish(ctx, 0)
+}
+
+// coldStart lists all keys, and changes some while they wait.
+func (r *benchRun) coldStart(ctx context.Context) (benchResult, error) {
+	for i, key := range r.keys {
+		e := engine.Event{Operation: engine.Resync, Key: key, Revision: "1", Old: benchMeta, New: benchMeta}
+		if err := r.source.emit(ctx, e); err != nil {
+			return benchResult{}, err
+		}
+		if i%1000 == 999 {
+			if err := r.put(ctx, i-500); err != nil {
+				return benchResult{}, err
+			}
 		}
 	}
 	return r.finish(ctx, 0)
@@ -330,7 +350,12 @@ func (r *benchRun) result(elapsed time.Duration) benchResult {
 	}
 	if n > 0 {
 		sorted := slices.Sorted(slices.Values(r.waits[:n]))
-		res.P50, res.P99 = float64(sorted[n/2])/1e3, float64(sorted[n*99/100])/1e3
+		if r.workload == "coldstart" {
+			sorted = slices.DeleteFunc(sorted, func(wait int64) bool { return wait == 0 }) // of what was listed
+		}
+		if n := len(sorted); n > 0 {
+			res.P50, res.P99 = float64(sorted[n/2])/1e3, float64(sorted[n*99/100])/1e3
+		}
 	}
 	return res
 }
