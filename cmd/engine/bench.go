@@ -167,8 +167,12 @@ func (r *benchRun) begin(ctx context.Context) error {
 				// A request for a time is ready from then on; its cause knows the time.
 				wait = int64(time.Since(req.Causes.Newest().Time.Add(r.source.delayOf(req.Key))))
 			}
-			if n := r.runs.Add(1) - 1; r.workload != "coldstart" || req.Priority == engine.PriorityLive {
+			n := r.runs.Add(1) - 1
+			switch {
+			case r.workload != "coldstart":
 				r.waits[n] = wait
+			case req.Priority == engine.PriorityLive:
+				r.waits[n] = int64(time.Since(req.Causes.Newest().Time)) // the key may have waited before, listed
 			}
 			i, err := strconv.Atoi(req.Key.Name)
 			if err != nil {
