@@ -167,8 +167,11 @@ func subjectKey(name string) bool {
 	return true
 }
 
-// Run implements engine.Source.
+// Run implements engine.Source. It lists everything once; after an interruption it tells only what has changed since.
 func (b *Bucket) Run(ctx context.Context, emit engine.Emit) error {
+	b.mu.Lock()
+	b.listed = false
+	b.mu.Unlock()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		start := time.Now()
 		err := b.watch(ctx, emit)
@@ -241,18 +244,24 @@ func (b *Bucket) stillThere(ctx context.Context, c *cursor) error {
 	return nil
 }
 
-// list emits what is there. In a first list that is everything, as a resync; in a later one, what no event has told.
+// list emits what is there. In a first list that is everything, as a resync; in a later one, what no event has told, and
+// that is no list to whoever counts what a list lacks.
 func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit) error {
-	if err := emit(ctx, engine.Event{Operation: engine.ListStarted}); err != nil {
-		return err
-	}
 	gone := make(map[string]struct{})
 	b.mu.Lock()
+	first := !b.listed
+	if first {
+		clear(b.known) // an earlier attempt may have been cut short
+	}
 	for name := range b.known {
 		gone[name] = struct{}{}
 	}
-	first := !b.listed
 	b.mu.Unlock()
+	if first {
+		if err := emit(ctx, engine.Event{Operation: engine.ListStarted}); err != nil {
+			return err
+		}
+	}
 	for {
 		done, err := c.settled(ctx)
 		if err != nil {
@@ -284,8 +293,10 @@ func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit) error {
 			return err
 		}
 	}
-	if err := emit(ctx, engine.Event{Operation: engine.ListEnded}); err != nil {
-		return err
+	if first {
+		if err := emit(ctx, engine.Event{Operation: engine.ListEnded}); err != nil {
+			return err
+		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -2,8 +2,10 @@ package nats_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/enginetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -218,4 +221,33 @@ func TestBucketsAreKeptInStep(t *testing.T) {
 	defer stop()
 	eventually(t, "a change missed", func() bool { return value(out, "before") == "shipped 7" })
 	eventually(t, "a deletion missed", func() bool { return value(out, "last") == "" })
+}
+
+func TestBucketIsASource(t *testing.T) {
+	b, n := newBed(t), 0
+	enginetest.TestSource(t, func(t *testing.T) enginetest.SourceFixture {
+		n++
+		name, version := fmt.Sprint("suite-", n), 0
+		source := b.bucket(name)
+		return enginetest.SourceFixture{
+			Source: source, Key: source.Key,
+			Put: func(t *testing.T, key string) {
+				version++
+				_, err := b.kv(name).PutString(t.Context(), key, strconv.Itoa(version))
+				require.NoError(t, err)
+			},
+			Delete: func(t *testing.T, key string) { require.NoError(t, b.kv(name).Delete(t.Context(), key)) },
+		}
+	})
+}
+
+func TestBucketIsASink(t *testing.T) {
+	b, n := newBed(t), 0
+	enginetest.TestSink(t, func(*testing.T) enginetest.SinkFixture {
+		n++
+		sink := b.bucket(fmt.Sprint("sink-", n))
+		return enginetest.SinkFixture{Sink: sink, Object: func(name string, version int) engine.Object {
+			return engine.Object{Key: sink.Key(name), Value: []byte(strconv.Itoa(version))}
+		}}
+	})
 }
