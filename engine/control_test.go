@@ -583,26 +583,3 @@ func TestReconcileAndMapOnceNeedNoEngine(t *testing.T) {
 	_, err = c.MapOnce(t.Context(), engine.Event{Source: "nobody"})
 	require.ErrorContains(t, err, `references no source "nobody"`)
 }
-
-func TestHundredDays(t *testing.T) {
-	enginetest.Run(t, func(h *enginetest.Harness) {
-		things, rec, calls := memory.New[int]("things"), &enginetest.Recorder{}, 0
-		rec.Answer = func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
-			if calls++; calls%3 == 0 {
-				return engine.Result{}, errBroken
-			}
-			return engine.Result{RequeueAfter: 24 * time.Hour}, nil
-		}
-		things.Set("a", 1)
-		h.Start(engine.NewController("daily").For(things).WithHandler(rec.Handle).WithBackoff(engine.Backoff{Initial: time.Minute}))
-		h.Advance(100 * 24 * time.Hour)
-		good := 0
-		for _, r := range rec.Runs() {
-			if r.Request.Trigger() != engine.Retried {
-				good++
-			}
-		}
-		require.Equal(t, 100, good, "once a day, whatever failed")
-		require.Greater(t, rec.Count(), 140, "and again where it failed")
-	})
-}

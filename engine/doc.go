@@ -10,7 +10,8 @@
 // keys of every [Controller] that depends on it, and adds a [Request] for each to that controller's [Queue]. A worker
 // takes the request and calls the controller's [Handler] through the middleware, in this order, the outermost first:
 //
-//	Config.Middleware (trace, metrics) · log · backoff · deadline · recover · the controller's own · handler
+//	Config.Middleware (trace, metrics) · log · backoff · deadline · heartbeat · recover ·
+//	the controller's own · handler
 //
 // and the queue carries out what came of it:
 //
@@ -43,6 +44,17 @@
 // A handler writes through its [Runtime]. One applier carries out every write: it compares first and writes only what
 // differs, it marks or records what is owned, puts right what somebody else changed, and refuses to touch what it does
 // not own ([ErrResourceExists]).
+//
+// # Lives
+//
+// A controller lives while its lease is held, or always if it needs none: it initializes, waits for its sources, works, and
+// stops. A life has ended when its last reconcile has, and the next one begins after that. Controllers are added, replaced
+// and removed while the engine runs ([Engine.Add]); each life begins by asking for everything that its sources hold.
+//
+// # Why, and what to do about it
+//
+// [Engine.Explain] says how a key stands and shows its last runs with their causes. [Engine.Suspend], [Engine.Reconcile],
+// [Engine.Redrive] and [Engine.Drop] are what operators do about it.
 //
 // # Ownership of goroutines
 //

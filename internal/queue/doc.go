@@ -26,6 +26,12 @@
 // A failing run raises the attempt by one, unless an Add started it while a retry was still to come: then the attempt
 // and the earlier due time are kept, so that events neither burn nor reset the budget of retries. Success resets all.
 //
+// # What holds a key back
+//
+// Debounce holds a request that waits until none has been added for a while; a delay that is due, and a manual request,
+// do not wait for it, and take it along. A pause holds everything but deletions. Config.Limit gates the whole queue: a
+// permission that is not good yet is kept, and is the next key's. None of them occupies a worker.
+//
 // # Restart
 //
 // Restore puts back what an earlier process wrote down. Until the first Next, a list that finds such a key unchanged does
@@ -34,10 +40,12 @@
 // # Classes
 //
 // Ready keys stand in three first-in-first-out lists, served 16:4:1 while all have work: no class waits for another to
-// empty. A join moves a key up, never down.
+// empty. A join moves a key up, never down. Manual requests stand in a fourth, served before them.
 //
 // # Who owns what
 //
-// One mutex guards everything and is never held while the caller's code runs, Config's two functions excepted: they
-// must not call back. One timer serves all delays. The queue starts no goroutine.
+// One mutex guards everything but the inbox, and is never held while the caller's code runs, Config's functions excepted:
+// they must not call back. The inbox, where Put leaves requests, has a lock of its own; whoever locks the queue takes in
+// what is there before anything else, so that nobody sees the queue without it. One timer serves all delays, and a
+// second one looks after workers that are believed to come back (crew). The queue starts no goroutine.
 package queue
