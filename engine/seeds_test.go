@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -330,9 +331,10 @@ func seedCustomEventSource(t *testing.T) {
 
 func seedMapperThatFailsMissesNoOwner(t *testing.T) {
 	bubble(t, func(b *bundle) {
-		parts, failing := memory.New[int]("parts"), true
+		parts := memory.New[int]("parts")
+		var works atomic.Bool
 		b.start(b.controller().Watches(parts, func(ctx context.Context, e engine.Event) ([]engine.Key, error) {
-			if failing {
+			if !works.Load() {
 				return nil, errBroken
 			}
 			return engine.MapLabel("owner", b.things.Key(""))(ctx, e)
@@ -346,7 +348,7 @@ func seedMapperThatFailsMissesNoOwner(t *testing.T) {
 		}
 		emitOwner("A")
 		emitOwner("B")
-		failing = false
+		works.Store(true)
 		b.Advance(time.Minute)
 		require.NotEmpty(t, b.rec.Times("A"))
 		require.NotEmpty(t, b.rec.Times("B"), "the newer version is mapped too")

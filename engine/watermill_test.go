@@ -1,6 +1,9 @@
 package engine_test
 
 import (
+	"io"
+	"log"
+	"os"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -11,6 +14,8 @@ import (
 
 // TestEventsPassWatermillsOwnSuite runs the suite that Watermill has for Pub/Subs on the events half of the memory bus.
 func TestEventsPassWatermillsOwnSuite(t *testing.T) {
+	log.SetOutput(io.Discard) // the suite tells every step
+	t.Cleanup(func() { log.SetOutput(os.Stderr) })
 	bus := engine.NewMemoryBus()
 	of := func(t *testing.T, group string) (message.Publisher, message.Subscriber) {
 		t.Helper()
