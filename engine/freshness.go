@@ -27,8 +27,7 @@ var ErrStale = errors.New("the source has not caught up with the event that caus
 // floor returns the newest that the causes of the run know of key, nil if that is nothing or too long ago.
 func (s *runState) floor(key Key) (newest *cause) {
 	for x := range s.req.Causes.each {
-		of := key == s.req.Key && x.key == nil || x.key != nil && *x.key == key
-		if of && x.revision != "" && x.trigger != Manual && x.trigger != Requeued && x.trigger != Retried {
+		if x.of(key, s.req.Key) && x.revision != "" && x.trigger != Manual && x.trigger != Requeued && x.trigger != Retried {
 			newest = x
 		}
 	}

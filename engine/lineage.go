@@ -85,11 +85,11 @@ func (s *runState) descend() *ancestry {
 	// Only if all that caused the run comes of runs is it no news.
 	var from *ancestry
 	for x := range s.req.Causes.each {
-		if x.by == nil {
+		if x.by() == nil {
 			from = nil
 			break
 		}
-		from = x.by
+		from = x.by()
 	}
 	me := ancestor{controller: s.c.name, key: s.req.Key}
 	a := &ancestry{}

@@ -96,24 +96,61 @@ type causes struct {
 // cause is a Cause without what its request knows.
 type cause struct {
 	// Of a manual request, which has no revision, revision is the token.
-	revision, incarnation, traceparent string
-	key                                *Key      // nil: the request's own
-	by                                 *ancestry // the runs that it comes of, nil if they are not known
-	time                               int64
-	trigger                            Trigger
-	operation                          Operation
+	revision, incarnation string
+	more                  *causeMore // nil: there is none of it
+	time                  int64
+	trigger               Trigger
+	operation             Operation
+}
+
+// causeMore is what few causes have.
+type causeMore struct {
+	key         Key // zero: the request's own
+	traceparent string
+	by          *ancestry // the runs that it comes of, nil if they are not known
+}
+
+// withMore returns c with what few causes have.
+func (c cause) withMore(m causeMore) cause {
+	if m != (causeMore{}) {
+		kept := m // m would be on the heap for all
+		c.more = &kept
+	}
+	return c
+}
+
+func (c *cause) traceparent() string {
+	if c.more == nil {
+		return ""
+	}
+	return c.more.traceparent
+}
+
+func (c *cause) by() *ancestry {
+	if c.more == nil {
+		return nil
+	}
+	return c.more.by
+}
+
+// of says whether the cause speaks of key, in a request for own.
+func (c *cause) of(key, own Key) bool {
+	if c.more == nil || c.more.key.IsZero() {
+		return key == own
+	}
+	return c.more.key == key
 }
 
 func (c *cause) expand(own *Key) Cause {
 	x := Cause{
 		Trigger: c.trigger, Operation: c.operation, Revision: c.revision, Incarnation: c.incarnation,
-		Traceparent: c.traceparent, Time: moment(c.time),
+		Traceparent: c.traceparent(), Time: moment(c.time),
 	}
 	if c.trigger == Manual {
 		x.Token, x.Revision = c.revision, ""
 	}
-	if c.key != nil {
-		x.Key = *c.key
+	if c.more != nil && !c.more.key.IsZero() {
+		x.Key = c.more.key
 	} else if own != nil {
 		x.Key = *own
 	}
@@ -121,18 +158,11 @@ func (c *cause) expand(own *Key) Cause {
 }
 
 func compact(c Cause) cause {
-	x := cause{
-		trigger: c.Trigger, operation: c.Operation, revision: c.Revision, incarnation: c.Incarnation,
-		traceparent: c.Traceparent, time: nanos(c.Time),
-	}
+	x := cause{trigger: c.Trigger, operation: c.Operation, revision: c.Revision, incarnation: c.Incarnation, time: nanos(c.Time)}
 	if c.Trigger == Manual {
 		x.revision = c.Token
 	}
-	if !c.Key.IsZero() {
-		k := c.Key // all of c would be on the heap otherwise
-		x.key = &k
-	}
-	return x
+	return x.withMore(causeMore{key: c.Key, traceparent: c.Traceparent})
 }
 
 // CausesOf returns the causes given, bounded. A cause without a Key speaks of the request's own.

@@ -127,7 +127,7 @@ func AfterRun(req *Request, o Outcome) queue.Outcome[Causes] {
 		return queue.Outcome[Causes]{Verdict: queue.Done}
 	}
 	next := func(t Trigger) cause {
-		c := cause{trigger: t, time: time.Now().UnixNano(), traceparent: o.Traceparent, revision: o.Revision, incarnation: o.Incarnation}
+		c := cause{trigger: t, time: time.Now().UnixNano(), revision: o.Revision, incarnation: o.Incarnation}.withMore(causeMore{traceparent: o.Traceparent})
 		if v := req.Causes.version(); v != nil && c.revision == "" {
 			c.revision, c.incarnation = v.revision, v.incarnation
 		}
@@ -161,7 +161,8 @@ func AfterRun(req *Request, o Outcome) queue.Outcome[Causes] {
 		return out
 	case res.RequeueAfter > 0 || res.now:
 		out := queue.Outcome[Causes]{Verdict: queue.Requeue, After: res.RequeueAfter, Value: fresh(Requeued)}
-		out.Value.first.by, out.After = o.by, max(out.After, o.slowed)
+		out.Value.first = out.Value.first.withMore(causeMore{traceparent: o.Traceparent, by: o.by})
+		out.After = max(out.After, o.slowed)
 		return out
 	case res.Defer > 0:
 		return queue.Outcome[Causes]{Verdict: queue.Defer, After: res.Defer, Value: fresh(Requeued)}

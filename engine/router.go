@@ -174,16 +174,16 @@ func triggerOf(e *Event) Trigger {
 
 // causeOf returns an event as the cause of a request.
 func (c *runner) causeOf(e *Event, t Trigger) cause {
-	x := cause{
-		trigger: t, operation: e.Operation, revision: e.Revision, incarnation: e.Incarnation,
-		time: e.Time.UnixNano(), traceparent: e.Traceparent,
-	}
-	if t == Dependency {
-		k := e.Key
-		x.key = &k
-	}
+	x := cause{trigger: t, operation: e.Operation, revision: e.Revision, incarnation: e.Incarnation, time: e.Time.UnixNano()}
+	var by *ancestry
 	if c.engine.lineage.noted.Load() && e.Operation != Resync {
-		x.by = c.engine.lineage.of(e)
+		by = c.engine.lineage.of(e)
+	}
+	switch {
+	case t == Dependency:
+		x.more = &causeMore{e.Key, e.Traceparent, by}
+	case e.Traceparent != "" || by != nil:
+		x.more = &causeMore{traceparent: e.Traceparent, by: by}
 	}
 	return x
 }

@@ -398,8 +398,8 @@ func (c *runner) add(ctx context.Context, req Request) error {
 	}
 	newest := req.Causes.newest()
 	trigger := newest.trigger // the causes are the queue's from here on
-	if newest.by != nil && req.Due.IsZero() {
-		if wait := c.slow(ctx, req.Key, newest.by); wait > 0 {
+	if by := newest.by(); by != nil && req.Due.IsZero() {
+		if wait := c.slow(ctx, req.Key, by); wait > 0 {
 			req.quiet = time.Now().Add(wait).UnixNano()
 		}
 	}

@@ -192,10 +192,9 @@ func (rt Runtime) Enqueue(ctx context.Context, key Key, after time.Duration) err
 		return err
 	}
 	defer s.done()
-	asked := s.req.Key
-	return s.c.enqueue(ctx, key, after, cause{
-		trigger: Dependency, key: &asked, time: time.Now().UnixNano(), traceparent: s.traceparent, by: s.descendLocked(),
-	})
+	return s.c.enqueue(ctx, key, after, cause{trigger: Dependency, time: time.Now().UnixNano()}.withMore(causeMore{
+		key: s.req.Key, traceparent: s.traceparent, by: s.descendLocked(),
+	}))
 }
 
 // Heartbeat says that the run makes progress. A controller with WithHeartbeat cancels a run that is silent for too long.
