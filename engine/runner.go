@@ -421,7 +421,7 @@ func (c *runner) enqueue(ctx context.Context, key Key, after time.Duration, x ca
 	}
 	req := Request{Controller: c.name, Key: key, Priority: PriorityLive, Causes: causesOf(x), Manual: x.trigger == Manual && after <= 0}
 	if after > 0 {
-		req.Due = time.Now().Add(after)
+		req.Due = time.Unix(0, x.time).Add(after)
 	}
 	return c.add(ctx, req)
 }
