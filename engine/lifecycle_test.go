@@ -81,6 +81,7 @@ type switchable struct {
 	grants bool
 	epoch  uint64
 	err    error
+	hang   time.Duration
 }
 
 func (s *switchable) set(grants bool) {
@@ -93,6 +94,10 @@ func (s *switchable) set(grants bool) {
 }
 
 func (s *switchable) Acquire(context.Context, string, string, time.Duration) (bool, uint64, error) {
+	s.mu.Lock()
+	hang := s.hang
+	s.mu.Unlock()
+	time.Sleep(hang)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.grants, s.epoch, s.err
@@ -176,6 +181,25 @@ func TestLeaseIsLostByTheOwnClockWhenItsStoreIsAway(t *testing.T) {
 		s.mu.Unlock()
 		b.Advance(time.Minute)
 		require.Len(t, b.rec.Times("a"), 1)
+	})
+}
+
+func TestNothingStartsWhileTheStoreOfTheLeaseHangs(t *testing.T) {
+	bubble(t, func(b *bundle) {
+		s := &switchable{grants: true, epoch: 1}
+		b.start(b.singleton(s))
+		s.mu.Lock()
+		s.hang = 5 * time.Minute
+		s.mu.Unlock()
+		b.Advance(time.Minute)
+		b.things.Set("a", 1)
+		b.Advance(time.Minute)
+		require.Zero(t, b.rec.Count(), "by the own clock the lease has run out")
+		s.mu.Lock()
+		s.hang = 0
+		s.mu.Unlock()
+		b.Advance(10 * time.Minute)
+		require.NotZero(t, b.rec.Count())
 	})
 }
 

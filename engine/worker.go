@@ -38,10 +38,15 @@ func (c *runner) newWorker() *worker {
 	return c.workers[c.hired-1]
 }
 
+// lostPause is how long a worker waits before it looks again at a lease that has run out.
+const lostPause = 100 * time.Millisecond
+
 // process runs the chain for one request.
 func (c *runner) process(ctx context.Context, w *worker, req Request) Outcome {
 	if c.lease != nil && !c.lease.Held() {
-		return Outcome{Interrupted: true} // no run starts after the lease was lost, however many are ready
+		// No run starts after the lease was lost, however many are ready, and whether or not its store has said so yet.
+		pause(ctx, lostPause)
+		return Outcome{Interrupted: true}
 	}
 	s := w.state.Load()
 	if s == nil {
