@@ -446,6 +446,7 @@ func TestNoRequestIsLeftInTheInbox(t *testing.T) {
 // comes meanwhile.
 func TestOneSlowRunAfterQuickOnesHoldsUpNothing(t *testing.T) {
 	bubble(t, func(b bundle) {
+		b.crew.enough = 1 // as on one processor: none is woken beside a quick one
 		var workers sync.WaitGroup
 		started := make(map[string]time.Time)
 		var mu sync.Mutex
