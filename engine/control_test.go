@@ -36,6 +36,8 @@ func TestSuspendedKeyWaitsAndSaysWhy(t *testing.T) {
 		require.Equal(t, until.UnixNano(), x.Next.UnixNano())
 		require.Equal(t, "2", x.Waiting[0].Revision)
 		require.Contains(t, b.Engine.Suspensions("test"), key)
+		require.NoError(t, b.Engine.Suspend(ctx, "test", key, engine.Suspension{Until: until, Reason: "longer maintenance"}))
+		require.Equal(t, "longer maintenance", b.Engine.Suspensions("test")[key].Reason, "the second replaces the first")
 		b.Advance(time.Hour)
 		require.Len(t, b.rec.Times("a"), 2, "it ends by itself")
 		require.Empty(t, b.Engine.Suspensions("test"))

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -132,14 +133,17 @@ func (e *Engine) Suspend(ctx context.Context, controller string, key Key, s Susp
 	return nil
 }
 
-// overwrite puts an entry whatever is there.
+// overwrite puts an entry in the place of what is there.
 func (e *Engine) overwrite(ctx context.Context, name string, value []byte) error {
-	store := e.pauses.store
-	if err := store.Delete(ctx, name, ""); err != nil {
-		return err
+	for {
+		there, err := e.pauses.store.Get(ctx, name)
+		if err != nil && !IsNotFound(err) {
+			return err
+		}
+		if _, err = e.pauses.store.Put(ctx, name, value, there.Revision); !errors.Is(err, ErrConflict) {
+			return err
+		}
 	}
-	_, err := store.Put(ctx, name, value, "")
-	return err
 }
 
 // Resume ends a suspension, of a controller or of a key. It is no error if there is none. A key is held back still if
