@@ -77,7 +77,8 @@ type Emit func(ctx context.Context, e Event) error
 // before it lists, so that nothing falls between. An error means that the source cannot go on; the engine calls Run
 // again after a while. A source is run by one goroutine at a time.
 //
-// A source whose objects can be read is also a [Reader], one whose system can be written also a [Sink].
+// A source whose objects can be read is also a [Reader], one whose system can be written also a [Sink]. One whose events
+// come from a topic has a method Published() bool that says so: the engine does not publish them again.
 type Source interface {
 	// Name identifies the source within an engine.
 	Name() string

@@ -16,7 +16,9 @@ type router struct {
 	engine *Engine
 	source Source
 	topic  string
-	routes atomic.Pointer[[]*route] // replaced, never changed
+	// published says that the source's events are on a topic already.
+	published bool
+	routes    atomic.Pointer[[]*route] // replaced, never changed
 
 	counts atomic.Pointer[census] // of the list under way
 
@@ -47,6 +49,8 @@ const (
 func newRouter(e *Engine, s Source) *router {
 	r := &router{engine: e, source: s, topic: EventTopic(s.Name()), synced: make(chan struct{}), done: make(chan struct{}), halt: func() {}}
 	r.routes.Store(&[]*route{})
+	p, ok := s.(interface{ Published() bool })
+	r.published = ok && p.Published()
 	return r
 }
 
@@ -77,7 +81,7 @@ func (r *router) emit(ctx context.Context, e Event) error {
 // publish starts publishing the event and returns where the result will be, or nil if nobody wants it.
 func (r *router) publish(e *Event) <-chan error {
 	p := r.engine.publisher
-	if p == nil || e.Operation != Put && e.Operation != Delete && e.Operation != Purge {
+	if p == nil || r.published || e.Operation != Put && e.Operation != Delete && e.Operation != Purge {
 		return nil // a list tells nobody else anything
 	}
 	if w, ok := p.(interface{ Wants(topic string) bool }); ok && !w.Wants(r.topic) {
