@@ -23,6 +23,7 @@ import (
 
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/metrics"
+	"github.com/windlass-dev/windlass/sources/topic"
 	"github.com/windlass-dev/windlass/tracing"
 	"github.com/windlass-dev/windlass/tracing/otlp"
 )
@@ -86,7 +87,7 @@ spans through the tracing API and a handler that does nothing, and prints what i
 		},
 	}
 	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, latency, coldstart, delay, pending or pending-dep")
-	cmd.Flags().StringVar(&b.path, "path", "native", "native")
+	cmd.Flags().StringVar(&b.path, "path", "native", "native, or wire: the events travel as messages of a topic")
 	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory")
 	cmd.Flags().StringVar(&b.tracing, "tracing", "api", "off, api, or sdk: one span in ten is recorded, and thrown away")
 	cmd.Flags().IntVar(&b.events, "events", 1_000_000, "how many events")
@@ -109,7 +110,7 @@ func (b bench) validate() error {
 	}
 	return cmp.Or(
 		oneOf("workload", b.workload, "distinct", "coalesce", "latency", "coldstart", "delay", "pending", "pending-dep"),
-		oneOf("path", b.path, "native"), oneOf("bus", b.bus, "memory"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
+		oneOf("path", b.path, "native", "wire"), oneOf("bus", b.bus, "memory"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
 		oneOf("output", b.output, "table", "json"), few,
 	)
 }
@@ -123,6 +124,7 @@ type benchRun struct {
 	runs   atomic.Int64
 	done   chan struct{} // closed when every key ran once
 	source *benchSource
+	memory *engine.MemoryBus
 	engine *engine.Engine
 	stop   func() error
 	before runtime.MemStats
@@ -135,7 +137,7 @@ func (b bench) measure(ctx context.Context) (benchResult, error) {
 	if b.workload == "coalesce" {
 		keys = b.events / 10
 	}
-	r := &benchRun{bench: b, done: make(chan struct{}), waits: make([]int64, 2*b.events), source: newBenchSource()}
+	r := &benchRun{bench: b, done: make(chan struct{}), waits: make([]int64, 2*b.events), source: newBenchSource(), memory: engine.NewMemoryBus()}
 	r.keys = make([]engine.Key, keys)
 	if b.profile != "" {
 		f, err := os.Create(b.profile)
@@ -160,7 +162,14 @@ func (b bench) measure(ctx context.Context) (benchResult, error) {
 func (r *benchRun) begin(ctx context.Context) error {
 	seen := make([]atomic.Bool, len(r.keys))
 	var distinct atomic.Int64
-	c := engine.NewController("bench").For(r.source).Watches(r.source.other(), engine.MapToKind(benchKind)).WithConcurrency(r.workers).WithHandler(
+	var primary engine.Source = r.source
+	if r.path == "wire" {
+		var err error
+		if primary, err = topic.New(topic.Config{Name: "bench", Subscriber: r.memory.Subscriber("bench")}); err != nil {
+			return err
+		}
+	}
+	c := engine.NewController("bench").For(primary).Watches(r.source.other(), engine.MapToKind(benchKind)).WithConcurrency(r.workers).WithHandler(
 		func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
 			wait := int64(req.Waited)
 			if r.workload == "delay" {
@@ -184,7 +193,7 @@ func (r *benchRun) begin(ctx context.Context) error {
 			return engine.Result{}, nil
 		})
 	m := metrics.New(prometheus.NewRegistry())
-	cfg := engine.Config{Name: "bench", Controllers: []engine.Controller{c}, Hooks: m.Hooks()}
+	cfg := engine.Config{Name: "bench", Controllers: []engine.Controller{c}, Hooks: m.Hooks(), Bus: r.memory}
 	switch r.tracing {
 	case "api":
 		tracing.New(tracing.Config{TracerProvider: otel.GetTracerProvider(), System: "in_memory"}).Install(&cfg)
@@ -205,11 +214,30 @@ func (r *benchRun) begin(ctx context.Context) error {
 		cancel()
 		return <-stopped
 	}
-	r.source.emit = <-r.source.running
+	if r.path == "wire" {
+		r.source.emit = r.publish
+		for !r.engine.Sources()[0].Synced {
+			if err := nap(ctx); err != nil {
+				return err
+			}
+		}
+	} else {
+		r.source.emit = <-r.source.running
+	}
 	for i := range r.keys {
 		r.keys[i] = engine.Key{Kind: benchKind, Namespace: "default", Name: strconv.Itoa(i)}
 	}
 	return nil
+}
+
+// publish sends an event the way of the wire.
+func (r *benchRun) publish(_ context.Context, e engine.Event) error {
+	e.Source, e.Time = "bench", time.Now()
+	m, err := engine.EncodeEvent(e, "")
+	if err != nil {
+		return err
+	}
+	return r.memory.Publisher().Publish("events.bench", m)
 }
 
 var benchMeta = &engine.Meta{}

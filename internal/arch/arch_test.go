@@ -51,7 +51,7 @@ var layers = []struct {
 	{"adapters/", []string{"engine", "engine/kv", "internal/queue", "internal/owner"}},
 	{"tracing/otlp", nil},
 	{"tracing", []string{"engine"}},
-	{"cmd/", []string{"engine", "engine/app", "engine/metrics", "engine/sync", "adapters/nats", "tracing", "tracing/otlp"}},
+	{"cmd/", []string{"engine", "engine/app", "engine/metrics", "engine/sync", "adapters/nats", "sources/topic", "tracing", "tracing/otlp"}},
 	{"examples/", []string{"engine", "sources/memory"}},
 	{"internal/arch", nil},
 	{"internal/integration", []string{"engine", "adapters/nats"}},
