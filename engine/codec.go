@@ -1,13 +1,15 @@
 package engine
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/windlass-dev/windlass/internal/queue"
@@ -26,6 +28,7 @@ const (
 	metaIncarnation = "windlass-incarnation"
 	metaTime        = "windlass-time"
 	metaRepaired    = "windlass-repaired"
+	metaKnown       = "windlass-known"
 	metaRoutedBy    = "windlass-routed-by"
 	metaPriority    = "windlass-priority"
 	metaDue         = "windlass-due"
@@ -44,6 +47,43 @@ const (
 // EventTopic is the topic of a source's events.
 func EventTopic(source string) string { return "events." + source }
 
+// knownOf says in a word which metadata an event has, old and new, when both are empty.
+func knownOf(e Event) string {
+	switch {
+	case e.Old != nil && e.New != nil:
+		return "both"
+	case e.Old != nil:
+		return "old"
+	case e.New != nil:
+		return "new"
+	default:
+		return ""
+	}
+}
+
+// empty says that there is nothing to tell but that there was an object.
+func (m *Meta) empty() bool {
+	return len(m.Labels) == 0 && len(m.Annotations) == 0 && len(m.Fields) == 0 && m.Owner.IsZero()
+}
+
+// newUUID returns a random UUID. It identifies a message, and need not be unpredictable.
+func newUUID() string {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:], rand.Uint64())  //nolint:gosec // see above.
+	binary.LittleEndian.PutUint64(b[8:], rand.Uint64()) //nolint:gosec // see above.
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	var s [36]byte
+	for i, at := 0, 0; i < 16; i++ {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			s[at] = '-'
+			at++
+		}
+		hex.Encode(s[at:], b[i:i+1])
+		at += 2
+	}
+	return string(s[:])
+}
+
 type eventBody struct {
 	Old *Meta `json:"old,omitempty"`
 	New *Meta `json:"new,omitempty"`
@@ -52,14 +92,19 @@ type eventBody struct {
 // EncodeEvent makes a message of an event. RoutedBy names the engine that has routed it already, if one has.
 func EncodeEvent(e Event, routedBy string) (*message.Message, error) {
 	var payload []byte
-	if e.Old != nil || e.New != nil {
+	known := ""
+	switch {
+	case (e.Old == nil || e.Old.empty()) && (e.New == nil || e.New.empty()):
+		known = knownOf(e)
+	default:
 		var err error
 		if payload, err = json.Marshal(eventBody{e.Old, e.New}); err != nil {
 			return nil, fmt.Errorf("encode event of %s: %w", e.Key, err)
 		}
 	}
-	m := message.NewMessage(watermill.NewUUID(), payload)
+	m := message.NewMessage(newUUID(), payload)
 	m.Metadata[metaType] = typeEvent
+	set(m, metaKnown, known)
 	m.Metadata[metaSource] = e.Source
 	m.Metadata[metaOperation] = e.Operation.String()
 	m.Metadata[metaTime] = e.Time.UTC().Format(time.RFC3339Nano)
@@ -98,6 +143,14 @@ func DecodeEvent(m *message.Message) (e Event, routedBy string, err error) {
 	var body eventBody
 	d.json(&body)
 	e.Old, e.New = body.Old, body.New
+	switch m.Metadata[metaKnown] {
+	case "old":
+		e.Old = &Meta{}
+	case "new":
+		e.New = &Meta{}
+	case "both":
+		e.Old, e.New = &Meta{}, &Meta{}
+	}
 	return e, m.Metadata[metaRoutedBy], d.err
 }
 
@@ -139,7 +192,7 @@ func EncodeRequest(r Request) (*message.Message, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode request for %s: %w", r.Key, err)
 	}
-	m := message.NewMessage(watermill.NewUUID(), payload)
+	m := message.NewMessage(newUUID(), payload)
 	m.Metadata[metaType] = typeRequest
 	m.Metadata[metaController] = r.Controller
 	m.Metadata[MetadataKey] = r.Key.String()
@@ -203,7 +256,7 @@ func EncodeState(controller string, s queue.State[Key, Causes]) (*message.Messag
 	if err != nil {
 		return nil, fmt.Errorf("encode state of %s: %w", s.Key, err)
 	}
-	m := message.NewMessage(watermill.NewUUID(), payload)
+	m := message.NewMessage(newUUID(), payload)
 	m.Metadata[metaType] = typeState
 	m.Metadata[metaController] = controller
 	m.Metadata[MetadataKey] = s.Key.String()

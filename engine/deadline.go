@@ -14,7 +14,7 @@ func deadline(d time.Duration) Middleware {
 			return next
 		}
 		return func(ctx context.Context, rt Runtime, req Request) (Result, error) {
-			lazy := &lazyDeadline{Context: ctx, at: rt.s.start.Add(d)}
+			lazy := &lazyContext{Context: ctx, at: rt.s.start.Add(d)}
 			defer lazy.cancel()
 			res, err := next(lazy, rt, req)
 			rt.s.timedOut = err != nil && errors.Is(context.Cause(lazy), ErrDeadline)
@@ -23,48 +23,57 @@ func deadline(d time.Duration) Middleware {
 	}
 }
 
-// lazyDeadline is context.WithDeadlineCause, made when somebody first asks whether it has ended. Most reconciles end
-// before they wait for anything, and a timer and its context cost more than the rest of the middleware together.
-type lazyDeadline struct {
+// lazyContext is context.WithDeadlineCause, or without a deadline context.WithCancel, made when somebody first asks whether
+// it has ended. Most reconciles end before they wait for anything, and a timer and its context cost more than the rest of
+// the middleware together.
+type lazyContext struct {
 	context.Context
 
-	at    time.Time
-	armed atomic.Pointer[armedDeadline]
+	at    time.Time // zero: no deadline
+	armed atomic.Pointer[armedContext]
 }
 
-type armedDeadline struct {
+type armedContext struct {
 	context.Context
 
 	stop context.CancelFunc
 }
 
 // Deadline implements context.Context.
-func (l *lazyDeadline) Deadline() (time.Time, bool) {
-	if outer, ok := l.Context.Deadline(); ok && outer.Before(l.at) {
-		return outer, true
+func (l *lazyContext) Deadline() (time.Time, bool) {
+	outer, ok := l.Context.Deadline()
+	if ok && outer.Before(l.at) || l.at.IsZero() {
+		return outer, ok
 	}
 	return l.at, true
 }
 
-func (l *lazyDeadline) arm() *armedDeadline {
+func (l *lazyContext) arm() *armedContext {
 	if a := l.armed.Load(); a != nil {
 		return a
 	}
-	ctx, stop := context.WithDeadlineCause(l.Context, l.at, ErrDeadline)
-	a := &armedDeadline{ctx, stop}
+	a := &armedContext{}
+	if l.at.IsZero() {
+		a.Context, a.stop = context.WithCancel(l.Context)
+	} else {
+		a.Context, a.stop = context.WithDeadlineCause(l.Context, l.at, ErrDeadline)
+	}
 	if !l.armed.CompareAndSwap(nil, a) {
-		stop()
+		a.stop()
 		return l.armed.Load()
 	}
 	return a
 }
 
+// lasts says that the deadline has not passed.
+func (l *lazyContext) lasts() bool { return l.at.IsZero() || time.Now().Before(l.at) }
+
 // Done implements context.Context.
-func (l *lazyDeadline) Done() <-chan struct{} { return l.arm().Done() }
+func (l *lazyContext) Done() <-chan struct{} { return l.arm().Done() }
 
 // Err implements context.Context.
-func (l *lazyDeadline) Err() error {
-	if l.armed.Load() == nil && time.Now().Before(l.at) {
+func (l *lazyContext) Err() error {
+	if l.armed.Load() == nil && l.lasts() {
 		return l.Context.Err()
 	}
 	return l.arm().Err()
@@ -72,21 +81,21 @@ func (l *lazyDeadline) Err() error {
 
 // Value implements context.Context. Once armed it must answer as the real context does: the context package finds a
 // parent to be cancelled with, and its cause, through Value.
-func (l *lazyDeadline) Value(key any) any {
-	if l.armed.Load() == nil && time.Now().Before(l.at) {
+func (l *lazyContext) Value(key any) any {
+	if l.armed.Load() == nil && l.lasts() {
 		return l.Context.Value(key)
 	}
 	return l.arm().Value(key)
 }
 
 // spent is what is armed in the context of a run that nobody looked at: whoever kept it finds it ended.
-var spent = func() *armedDeadline {
+var spent = func() *armedContext {
 	ctx, stop := context.WithCancel(context.Background()) //nolint:forbidigo // it has ended.
 	stop()
-	return &armedDeadline{ctx, stop}
+	return &armedContext{ctx, stop}
 }()
 
-func (l *lazyDeadline) cancel() {
+func (l *lazyContext) cancel() {
 	if !l.armed.CompareAndSwap(nil, spent) {
 		l.armed.Load().stop()
 	}

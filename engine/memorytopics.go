@@ -26,7 +26,7 @@ type group struct {
 	mu      sync.Mutex
 	line    []*message.Message
 	turn    chan struct{} // holds a token while no member is at work and the line is not empty
-	members int
+	members atomic.Int32
 }
 
 var errClosed = errors.New("memory bus: subscriber closed")
@@ -41,7 +41,7 @@ func (t *topics) Wants(topic string) bool {
 	return len(t.groups[topic]) > 0
 }
 
-// Publish implements message.Publisher. It copies the messages and never blocks.
+// Publish implements message.Publisher. It never blocks. The messages must not be changed any more.
 func (t *topics) Publish(topic string, messages ...*message.Message) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -49,7 +49,7 @@ func (t *topics) Publish(topic string, messages ...*message.Message) error {
 		g.mu.Lock()
 		waiting := len(g.line)
 		for _, m := range messages {
-			g.line = append(g.line, m.Copy())
+			g.line = append(g.line, m)
 		}
 		if waiting == 0 && len(messages) > 0 {
 			g.pass()
@@ -132,59 +132,83 @@ func (s *memorySubscriber) Subscribe(ctx context.Context, topic string) (<-chan 
 	return out, nil
 }
 
-// deliver hands out the head of the line until it is acked. It returns false if the subscriber ended first.
+// deliver hands out the head of the line until it is acked, and what is behind it while no other member waits. It returns
+// false if the subscriber ended first.
 func (s *memorySubscriber) deliver(ctx context.Context, g *group, out chan<- *message.Message) bool {
-	g.mu.Lock()
-	head := g.line[0]
-	g.mu.Unlock()
-	for taken := false; !taken; {
-		m := head.Copy()
-		mctx, cancel := context.WithCancel(ctx)
-		m.SetContext(mctx)
-		acked, ended, ignored := s.offer(ctx, m, out)
-		cancel()
-		switch {
+	for {
+		g.mu.Lock()
+		head, alone := g.line[0], g.members.Load() == 1
+		g.mu.Unlock()
+		switch acked, ended := s.hand(ctx, head, out, alone); {
 		case ended:
 			return false
-		case ignored:
-			g.pass()
+		case !acked:
+			g.pass() // nobody read it: somebody else's turn
 			return true
 		}
-		taken = acked
+		g.mu.Lock()
+		g.line[0] = nil
+		g.line = g.line[1:]
+		more := len(g.line) > 0
+		if more && !alone {
+			g.pass()
+		}
+		g.mu.Unlock()
+		if !more || !alone {
+			return true
+		}
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.line = g.line[1:]; len(g.line) > 0 {
-		g.pass()
-	}
-	return true
 }
 
 // ignoredAfter is how long a member may leave a message unread before another member is offered it.
 const ignoredAfter = 10 * time.Millisecond
 
-func (s *memorySubscriber) offer(ctx context.Context, m *message.Message, out chan<- *message.Message) (acked, ended, ignored bool) {
-	timer := time.NewTimer(ignoredAfter)
-	defer timer.Stop()
+// hand hands one message out until it is acked, or until it was left unread for a while and others might read it.
+func (s *memorySubscriber) hand(ctx context.Context, head *message.Message, out chan<- *message.Message, alone bool) (acked, ended bool) {
+	for {
+		// What is kept is never handed out: whoever gets it may change it.
+		m := head.Copy()
+		mctx := &lazyContext{Context: ctx}
+		m.SetContext(mctx)
+		read, ended := s.offer(ctx, m, out, alone)
+		if read {
+			acked, ended = s.await(ctx, m)
+		}
+		mctx.cancel()
+		if ended || acked || !read {
+			return acked, ended
+		}
+	}
+}
+
+func (s *memorySubscriber) offer(ctx context.Context, m *message.Message, out chan<- *message.Message, alone bool) (read, ended bool) {
+	var ignored <-chan time.Time
+	if !alone {
+		timer := time.NewTimer(ignoredAfter)
+		defer timer.Stop()
+		ignored = timer.C
+	}
 	select {
 	case out <- m:
-	case <-timer.C:
-		return false, false, true
+		return true, false
+	case <-ignored:
+		return false, false
 	case <-ctx.Done():
-		return false, true, false
 	case <-s.done:
-		return false, true, false
 	}
+	return false, true
+}
+
+func (s *memorySubscriber) await(ctx context.Context, m *message.Message) (acked, ended bool) {
 	select {
 	case <-m.Acked():
-		return true, false, false
+		return true, false
 	case <-m.Nacked():
-		return false, false, false
+		return false, false
 	case <-ctx.Done():
-		return false, true, false
 	case <-s.done:
-		return false, true, false
 	}
+	return false, true
 }
 
 // Close implements message.Subscriber. It returns once all its channels are closed.
@@ -207,14 +231,15 @@ func (t *topics) join(topic, name string) *group {
 	defer t.mu.Unlock()
 	for _, g := range t.groups[topic] {
 		if name != "" && g.name == name {
-			g.members++
+			g.members.Add(1)
 			return g
 		}
 	}
 	if t.groups == nil {
 		t.groups = make(map[string][]*group)
 	}
-	g := &group{name: name, turn: make(chan struct{}, 1), members: 1}
+	g := &group{name: name, turn: make(chan struct{}, 1)}
+	g.members.Add(1)
 	t.groups[topic] = append(t.groups[topic], g)
 	t.listened.Store(true)
 	return g
@@ -223,8 +248,7 @@ func (t *topics) join(topic, name string) *group {
 func (t *topics) leave(topic string, left *group) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	left.members--
-	if left.members > 0 || left.name != "" {
+	if left.members.Add(-1) > 0 || left.name != "" {
 		return
 	}
 	kept := t.groups[topic][:0]
