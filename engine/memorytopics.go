@@ -48,9 +48,7 @@ func (t *topics) Publish(topic string, messages ...*message.Message) error {
 	for _, g := range t.groups[topic] {
 		g.mu.Lock()
 		waiting := len(g.line)
-		for _, m := range messages {
-			g.line = append(g.line, m)
-		}
+		g.line = append(g.line, messages...)
 		if waiting == 0 && len(messages) > 0 {
 			g.pass()
 		}

@@ -63,11 +63,12 @@ func (s *Source) Run(ctx context.Context, emit engine.Emit) error {
 	for {
 		select {
 		case m, open := <-messages:
-			if !open {
-				if ctx.Err() != nil {
-					return nil
-				}
+			switch {
+			case open:
+			case ctx.Err() == nil:
 				return fmt.Errorf("the subscription to %s ended", s.cfg.Topic)
+			default:
+				return nil
 			}
 			if !s.deliver(ctx, emit, m) {
 				m.Nack()
