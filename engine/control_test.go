@@ -440,6 +440,29 @@ func TestWhatARunReadIsADependency(t *testing.T) {
 	})
 }
 
+func TestWhatARunReadIsRememberedUpToABound(t *testing.T) {
+	bubble(t, func(b *bundle) {
+		var log strings.Builder
+		b.Config.Logger = newLogger(&log)
+		parts := memory.New[int]("parts")
+		b.rec.Answer = func(ctx context.Context, rt engine.Runtime, _ engine.Request) (engine.Result, error) {
+			for i := range 600 {
+				_, _ = rt.Get(ctx, parts.Key(fmt.Sprint(i)))
+			}
+			return engine.Result{}, nil
+		}
+		b.things.Set("a", 1)
+		b.start(b.controller().Reads(parts).TracksReads())
+		require.Contains(t, log.String(), "a run reads more objects than are remembered")
+		parts.Set("599", 1)
+		synctest.Wait()
+		require.Equal(t, 1, b.rec.Count())
+		parts.Set("511", 1)
+		synctest.Wait()
+		require.Equal(t, 2, b.rec.Count())
+	})
+}
+
 // lagging is a reader that shows the past for a while.
 type lagging struct {
 	*memory.Map[int]

@@ -46,7 +46,7 @@ func (e *Engine) Explain(controller string, key Key) (Explanation, error) {
 	if q == nil {
 		x.Reason = "the controller is not at work in this process"
 		if c.lease != nil && !c.lease.Held() {
-			x.Reason = "the controller is a singleton, and this process does not hold its lease"
+			x.Reason = "the controller is a singleton, and this process does not hold its lease" + because(c.lease.Err())
 		}
 		return x, nil
 	}

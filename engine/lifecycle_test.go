@@ -175,7 +175,7 @@ func TestLeaseIsLostByTheOwnClockWhenItsStoreIsAway(t *testing.T) {
 		require.Zero(t, b.rec.Count())
 		x, err := b.Engine.Explain("test", b.things.Key("a"))
 		require.NoError(t, err)
-		require.Contains(t, x.Reason, "does not hold its lease")
+		require.Contains(t, x.Reason, "does not hold its lease: broken", "and why")
 		s.mu.Lock()
 		s.err = nil
 		s.mu.Unlock()

@@ -253,7 +253,7 @@ func (r *benchRun) burst(ctx context.Context) (benchResult, error) {
 			return benchResult{}, err
 		}
 	}
-	return r.finish(ctx, time.Since(r.start))
+	return r.finish(ctx)
 }
 
 // paced emits 10,000 events a second.
@@ -267,7 +267,7 @@ func (r *benchRun) paced(ctx context.Context) (benchResult, error) {
 			return benchResult{}, err
 		}
 	}
-	return r.finish(ctx, 0)
+	return r.finish(ctx)
 }
 
 // coldStart lists all keys, and changes some while they wait.
@@ -283,7 +283,7 @@ func (r *benchRun) coldStart(ctx context.Context) (benchResult, error) {
 			}
 		}
 	}
-	return r.finish(ctx, 0)
+	return r.finish(ctx)
 }
 
 // delayed makes a request for later for every key, all but the last 10,000 of them for much later.
@@ -356,7 +356,7 @@ func nap(ctx context.Context) error {
 }
 
 // finish waits until nothing is left.
-func (r *benchRun) finish(ctx context.Context, _ time.Duration) (benchResult, error) {
+func (r *benchRun) finish(ctx context.Context) (benchResult, error) {
 	select {
 	case <-r.done:
 	case <-ctx.Done():

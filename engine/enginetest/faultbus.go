@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -34,13 +35,16 @@ type Faults struct {
 // AllFaults are moderate chances of everything.
 var AllFaults = Faults{Duplicate: .1, Reorder: .3, Delay: .1, LoseAck: .1, Refuse: .1, Crash: .02}
 
-// FaultBus is a durable bus in memory that does wrong as a seed says, and that outlives the engines that run on it. In
-// virtual time the same seed does the same again. Events and the store are those of a MemoryBus, which do no wrong.
+// FaultBus is a durable bus in memory that does wrong as a seed says, and that outlives the engines that run on it. What
+// happens to the n-th request, ack or save of a key depends on the seed, the key and n, and what happens to a fetch on the
+// seed and the time, so that in virtual time the same seed does the same again; of things that happen at one instant, any
+// may come first. Events and the store are those of a MemoryBus, which do no wrong.
 type FaultBus struct {
 	engine.MemoryBus
 
 	mu      sync.Mutex
-	rng     *rand.Rand
+	seed    uint64
+	drawn   map[string]uint64 // how often each thing was decided
 	faults  Faults
 	disks   map[string]*disk
 	life    *life
@@ -60,7 +64,7 @@ func NewFaultBus(t testing.TB, seed uint64, f Faults) *FaultBus {
 			t.Logf("fault bus: the seed was %d", seed)
 		}
 	})
-	return &FaultBus{rng: rand.New(rand.NewPCG(seed, 0)), faults: f, disks: make(map[string]*disk), life: newLife()} //nolint:gosec // faults are no secret.
+	return &FaultBus{seed: seed, drawn: make(map[string]uint64), faults: f, disks: make(map[string]*disk), life: newLife()}
 }
 
 func newLife() *life { return &life{crashed: make(chan struct{})} }
@@ -115,8 +119,23 @@ func (b *FaultBus) Pending() (requests, states int) {
 	return requests, states
 }
 
+// draw returns the numbers for the next decision about something. The bus is locked.
+func (b *FaultBus) draw(what string) *rand.Rand {
+	b.drawn[what]++
+	return b.numbers(what, b.drawn[what])
+}
+
+// numbers are those of the n-th decision about something.
+func (b *FaultBus) numbers(what string, n uint64) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(what))                         // it never fails
+	return rand.New(rand.NewPCG(b.seed, h.Sum64()+n<<1)) //nolint:gosec // faults are no secret.
+}
+
 // happens says whether something of this chance does. The bus is locked.
-func (b *FaultBus) happens(chance float64) bool { return chance > 0 && b.rng.Float64() < chance }
+func (b *FaultBus) happens(chance float64, what string) bool {
+	return chance > 0 && b.draw(what).Float64() < chance
+}
 
 var (
 	errRefused = errors.New("fault bus: refused, as the seed says")
@@ -173,7 +192,7 @@ func (q *faultQueue) Enqueue(_ context.Context, req engine.Request) error {
 	switch {
 	case q.life.dead:
 		return errDead
-	case q.bus.happens(q.bus.faults.Refuse):
+	case q.bus.happens(q.bus.faults.Refuse, "accept "+req.Key.String()):
 		return errRefused
 	}
 	d := q.disk
@@ -183,8 +202,8 @@ func (q *faultQueue) Enqueue(_ context.Context, req engine.Request) error {
 		subject += fmt.Sprint("/", d.last)
 	}
 	s := stored{id: d.last, req: req}
-	if q.bus.happens(q.bus.faults.Delay) {
-		s.notUntil = time.Now().Add(time.Duration(q.bus.rng.Int64N(int64(time.Second))))
+	if what := "delay " + req.Key.String(); q.bus.happens(q.bus.faults.Delay, what) {
+		s.notUntil = time.Now().Add(time.Duration(q.bus.draw(what).Int64N(int64(time.Second))))
 	}
 	d.messages[subject] = s
 	close(d.changed)
@@ -219,7 +238,10 @@ func byText(a, b engine.Key) int {
 func (q *faultQueue) Fetch(ctx context.Context, _ int, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
 	b := q.bus
 	b.mu.Lock()
-	if q.life.dead || b.happens(b.faults.Refuse) {
+	// How often is fetched depends on the order of goroutines: what is decided depends on the time instead.
+	rng := b.numbers(fmt.Sprint("fetch ", q.cfg.Controller, " ", class), uint64(time.Now().UnixNano()))
+	happens := func(chance float64) bool { return rng.Float64() < chance }
+	if refused := happens(b.faults.Refuse); q.life.dead || refused {
 		b.mu.Unlock()
 		return errRefused
 	}
@@ -230,11 +252,11 @@ func (q *faultQueue) Fetch(ctx context.Context, _ int, class queue.Class, take f
 		}
 	}
 	slices.SortFunc(found, func(x, y owner.Message[engine.Key, engine.Causes]) int { return int(x.ID) - int(y.ID) }) //nolint:gosec // small.
-	if b.happens(b.faults.Reorder) {
-		b.rng.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+	if happens(b.faults.Reorder) {
+		rng.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
 	}
-	if len(found) > 0 && b.happens(b.faults.Duplicate) {
-		found = append(found, found[b.rng.IntN(len(found))])
+	if len(found) > 0 && happens(b.faults.Duplicate) {
+		found = append(found, found[rng.IntN(len(found))])
 	}
 	changed := q.disk.changed
 	b.mu.Unlock()
@@ -258,7 +280,7 @@ func (q *faultQueue) message(subject string, s stored) owner.Message[engine.Key,
 			b := q.bus
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			if q.life.dead || b.happens(b.faults.LoseAck) || q.disk.messages[subject].id != s.id {
+			if q.life.dead || b.happens(b.faults.LoseAck, "ack "+s.req.Key.String()) || q.disk.messages[subject].id != s.id {
 				return
 			}
 			delete(q.disk.messages, subject)
@@ -271,20 +293,21 @@ func (q *faultQueue) Save(_ context.Context, s queue.State[engine.Key, engine.Ca
 	b := q.bus
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.happens(b.faults.Crash / 2) {
+	what := "save " + s.Key.String()
+	if b.happens(b.faults.Crash/2, what) {
 		b.crashLocked()
 	}
 	switch {
 	case q.life.dead:
 		return errDead
-	case b.happens(b.faults.Refuse):
+	case b.happens(b.faults.Refuse, what):
 		return errRefused
 	case s.Empty():
 		delete(q.disk.states, s.Key)
 	default:
 		q.disk.states[s.Key] = s
 	}
-	if b.happens(b.faults.Crash / 2) {
+	if b.happens(b.faults.Crash/2, what) {
 		b.crashLocked()
 	}
 	return nil

@@ -5,6 +5,8 @@ package memory
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -161,7 +163,8 @@ func (m *Map[T]) Run(ctx context.Context, emit engine.Emit) error {
 	m.mu.Lock()
 	m.feeds[f] = struct{}{}
 	f.events = append(f.events, engine.Event{Operation: engine.ListStarted})
-	for name, e := range m.objects {
+	for _, name := range slices.Sorted(maps.Keys(m.objects)) {
+		e := m.objects[name]
 		f.events = append(f.events, engine.Event{Operation: engine.Resync, Key: m.Key(name), Revision: e.revision, Old: e.meta, New: e.meta})
 	}
 	f.events = append(f.events, engine.Event{Operation: engine.ListEnded})
