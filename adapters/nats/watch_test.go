@@ -87,17 +87,23 @@ func TestPutDeleteAndPurgeAreToldApart(t *testing.T) {
 	defer stop()
 	const listed = "list-started; resync was; list-ended; "
 	w.eventually(t, listed)
-	for _, do := range []func() error{
-		func() error { _, err := kv.PutString(t.Context(), "a", "1"); return err },
-		func() error { _, err := kv.PutString(t.Context(), "a", "2"); return err },
-		func() error { return kv.Delete(t.Context(), "a") },
-		func() error { _, err := kv.PutString(t.Context(), "a", "3"); return err },
-		func() error { return kv.Purge(t.Context(), "a") },
-		func() error { return kv.Purge(t.Context(), "never") },
+	// One after the other is seen: of two changes before the next look at the bucket, only the last is left to tell.
+	seen := listed
+	for _, step := range []struct {
+		do   func() error
+		told string
+	}{
+		{func() error { _, err := kv.PutString(t.Context(), "a", "1"); return err }, "put a new; "},
+		{func() error { _, err := kv.PutString(t.Context(), "a", "2"); return err }, "put a; "},
+		{func() error { return kv.Delete(t.Context(), "a") }, "delete a; "},
+		{func() error { _, err := kv.PutString(t.Context(), "a", "3"); return err }, "put a new; "},
+		{func() error { return kv.Purge(t.Context(), "a") }, "purge a; "},
+		{func() error { return kv.Purge(t.Context(), "never") }, ""},
 	} {
-		require.NoError(t, do())
+		require.NoError(t, step.do())
+		seen += step.told
+		w.eventually(t, seen)
 	}
-	w.eventually(t, listed+"put a new; put a; delete a; put a new; purge a; ")
 }
 
 func portOf(t *testing.T, address string) int {
