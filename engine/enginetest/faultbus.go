@@ -37,8 +37,8 @@ var AllFaults = Faults{Duplicate: .1, Reorder: .3, Delay: .1, LoseAck: .1, Refus
 
 // FaultBus is a durable bus in memory that does wrong as a seed says, and that outlives the engines that run on it. What
 // happens to the n-th request, ack or save of a key depends on the seed, the key and n, and what happens to a fetch on the
-// seed and the time, so that in virtual time the same seed does the same again; of things that happen at one instant, any
-// may come first. Events and the store are those of a MemoryBus, which do no wrong.
+// seed and the time, so that in virtual time a seed does the same wrong again. What an engine makes of it may still differ:
+// of what its goroutines do at one instant, any may come first. Events and the store are those of a MemoryBus, which do no wrong.
 type FaultBus struct {
 	engine.MemoryBus
 
