@@ -66,6 +66,9 @@ func (m *Meta) empty() bool {
 	return len(m.Labels) == 0 && len(m.Annotations) == 0 && len(m.Fields) == 0 && m.Owner.IsZero()
 }
 
+// nothingKnown is what is known of an object of which nothing is. Nobody changes what an event holds.
+var nothingKnown Meta
+
 // newUUID returns a random UUID. It identifies a message, and need not be unpredictable.
 func newUUID() string {
 	var b [16]byte
@@ -102,7 +105,8 @@ func EncodeEvent(e Event, routedBy string) (*message.Message, error) {
 			return nil, fmt.Errorf("encode event of %s: %w", e.Key, err)
 		}
 	}
-	m := message.NewMessage(newUUID(), payload)
+	// Not NewMessage: whoever is handed the message gets a copy, which has the channels of its ack. This one is never acked.
+	m := &message.Message{UUID: newUUID(), Metadata: make(message.Metadata, 8), Payload: payload}
 	m.Metadata[metaType] = typeEvent
 	set(m, metaKnown, known)
 	m.Metadata[metaSource] = e.Source
@@ -136,20 +140,21 @@ func DecodeEvent(m *message.Message) (e Event, routedBy string, err error) {
 		Revision: m.Metadata[metaRevision], Time: d.time(metaTime), Traceparent: m.Metadata[metaTraceparent],
 		Repaired: m.Metadata[metaRepaired] == "true",
 	}
-	d.text(&e.Operation, metaOperation)
+	e.Operation = named(&d, operations, metaOperation)
 	if e.Key.IsZero() && e.Operation != ListStarted && e.Operation != ListEnded {
 		d.fail("%s: a %s event without a key", MetadataKey, e.Operation)
 	}
-	var body eventBody
-	d.json(&body)
-	e.Old, e.New = body.Old, body.New
 	switch m.Metadata[metaKnown] {
 	case "old":
-		e.Old = &Meta{}
+		e.Old = &nothingKnown
 	case "new":
-		e.New = &Meta{}
+		e.New = &nothingKnown
 	case "both":
-		e.Old, e.New = &Meta{}, &Meta{}
+		e.Old, e.New = &nothingKnown, &nothingKnown
+	default:
+		var body eventBody
+		d.json(&body)
+		e.Old, e.New = body.Old, body.New
 	}
 	return e, m.Metadata[metaRoutedBy], d.err
 }
@@ -223,7 +228,7 @@ func DecodeRequest(m *message.Message) (Request, error) {
 		Controller: m.Metadata[metaController], Key: d.key(false), Due: d.time(metaDue),
 		Manual: m.Metadata[metaManual] == "true", Deletion: m.Metadata[metaDeletion] == "true",
 	}
-	d.text(&r.Priority, metaPriority)
+	r.Priority = named(&d, priorities, metaPriority)
 	d.json(&r.Causes)
 	return r, d.err
 }
@@ -346,10 +351,12 @@ func (d *decoder) number(name string) int {
 	return n
 }
 
-func (d *decoder) text(into interface{ UnmarshalText([]byte) error }, name string) {
-	if err := into.UnmarshalText([]byte(d.m.Metadata[name])); err != nil {
-		d.fail("%s: %w", name, err)
+func named[T ~uint8](d *decoder, of names[T], name string) T {
+	v, err := of.parse(name, d.m.Metadata[name])
+	if err != nil {
+		d.fail("%w", err)
 	}
+	return v
 }
 
 func (d *decoder) json(into any) {

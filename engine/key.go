@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"unicode"
@@ -83,36 +84,37 @@ func (k *Key) UnmarshalText(text []byte) error {
 
 // ParseKey reads a key as Key.String prints it. Its errors say which part is wrong.
 func ParseKey(s string) (Key, error) {
-	fail := func(format string, args ...any) (Key, error) {
-		return Key{}, fmt.Errorf("key %q: %s; want kind[@scope]:[namespace/]name", s, fmt.Sprintf(format, args...))
+	fail := func(err error) (Key, error) {
+		return Key{}, fmt.Errorf("key %q: %w; want kind[@scope]:[namespace/]name", s, err)
 	}
 	head, tail, ok := strings.Cut(s, ":")
 	if !ok {
-		return fail("no colon after the kind")
+		return fail(errors.New("no colon after the kind"))
 	}
 	kind, scope, scoped := strings.Cut(head, "@")
 	namespace, name, namespaced := strings.Cut(tail, "/")
 	if !namespaced {
 		namespace, name = "", tail
 	}
-	parts := [...]struct {
-		what     string
-		value    *string
-		required bool
-	}{
-		{"kind", &kind, true}, {"scope", &scope, scoped}, {"namespace", &namespace, namespaced}, {"name", &name, true},
-	}
-	for _, p := range parts {
-		plain, err := unescape(*p.value)
-		if err != nil {
-			return fail("%s: %s", p.what, err)
+	var err error
+	plain := func(what, part string, required bool) string {
+		text, err2 := unescape(part)
+		switch {
+		case err != nil:
+		case err2 != nil:
+			err = fmt.Errorf("%s: %w", what, err2)
+		case required && text == "":
+			err = fmt.Errorf("the %s is empty", what)
 		}
-		if p.required && plain == "" {
-			return fail("the %s is empty", p.what)
-		}
-		*p.value = plain
+		return text
 	}
-	return Key{Kind: KindOf(kind), Scope: scope, Namespace: namespace, Name: name}, nil
+	k := Key{Scope: plain("scope", scope, scoped), Namespace: plain("namespace", namespace, namespaced), Name: plain("name", name, true)}
+	kind = plain("kind", kind, true)
+	if err != nil {
+		return fail(err)
+	}
+	k.Kind = KindOf(kind)
+	return k, nil
 }
 
 const hexDigits = "0123456789ABCDEF"
@@ -120,6 +122,12 @@ const hexDigits = "0123456789ABCDEF"
 // escape writes s with every byte escaped that would be read as structure or that does not print.
 func escape(b *strings.Builder, s, keep string) {
 	for i := 0; i < len(s); {
+		// Letters, digits and what else is plain in ASCII are written in one go.
+		if n := plainPrefix(s[i:]); n > 0 {
+			b.WriteString(s[i : i+n])
+			i += n
+			continue
+		}
 		r, n := utf8.DecodeRuneInString(s[i:])
 		structural := r == '%' || r == ':' || r == '@' || r == '/'
 		if r == utf8.RuneError && n == 1 || !unicode.IsGraphic(r) || r == ' ' || structural && !strings.ContainsRune(keep, r) {
@@ -133,6 +141,17 @@ func escape(b *strings.Builder, s, keep string) {
 		}
 		i += n
 	}
+}
+
+// plainPrefix is how many bytes at the start of s are printable ASCII without a meaning in keys.
+func plainPrefix(s string) int {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c <= ' ', c >= 0x7f, c == '%', c == ':', c == '@', c == '/':
+			return i
+		}
+	}
+	return len(s)
 }
 
 func unescape(s string) (string, error) {

@@ -96,23 +96,73 @@ func (s *memorySubscriber) SubscribeInitialize(topic string) error {
 	return nil
 }
 
-// Subscribe implements message.Subscriber.
-func (s *memorySubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+// begin makes the subscriber a member of its group, and end ends that. Close waits for end.
+func (s *memorySubscriber) begin(topic string) (g *group, end func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, errClosed
+		return nil, nil, errClosed
 	}
-	g := s.topics.join(topic, s.group)
+	g = s.topics.join(topic, s.group)
 	if begun := s.initialized[topic]; begun != nil {
 		s.topics.leave(topic, g) // its place was taken by SubscribeInitialize already
 		g = begun
 		delete(s.initialized, topic)
 	}
+	s.open.Add(1)
+	return g, func() {
+		s.topics.leave(topic, g)
+		s.open.Done()
+	}, nil
+}
+
+// consumed is how many messages Consume hands over at most.
+const consumed = 256
+
+// Consume hands the messages of a topic to take, in order and several at a time, until ctx or the subscriber ends, which
+// is no error. Take returns how many of them it has done with: the rest comes again, to whoever reads next. It must
+// neither change nor ack the messages: there is one of each for all who read it, where Subscribe makes a copy.
+func (s *memorySubscriber) Consume(ctx context.Context, topic string, take func([]*message.Message) int) error {
+	g, end, err := s.begin(topic)
+	if err != nil {
+		return err
+	}
+	defer end()
+	for {
+		select {
+		case <-g.turn:
+		case <-ctx.Done():
+			return nil
+		case <-s.done:
+			return nil
+		}
+		g.mu.Lock()
+		batch := g.line[:min(len(g.line), consumed)]
+		g.mu.Unlock()
+		n := 0
+		if ctx.Err() == nil {
+			n = take(batch)
+		}
+		g.mu.Lock()
+		clear(g.line[:n])
+		g.line = g.line[n:]
+		if len(g.line) > 0 {
+			g.pass()
+		}
+		g.mu.Unlock()
+	}
+}
+
+// Subscribe implements message.Subscriber.
+func (s *memorySubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	g, end, err := s.begin(topic)
+	if err != nil {
+		return nil, err
+	}
 	out := make(chan *message.Message)
-	s.open.Go(func() {
+	go func() {
+		defer end()
 		defer close(out)
-		defer s.topics.leave(topic, g)
 		for {
 			select {
 			case <-g.turn:
@@ -126,7 +176,7 @@ func (s *memorySubscriber) Subscribe(ctx context.Context, topic string) (<-chan 
 				return
 			}
 		}
-	})
+	}()
 	return out, nil
 }
 

@@ -48,17 +48,53 @@ func (s *Source) Name() string { return s.cfg.Name }
 // Published says that the events are on a topic already: the engine does not publish them again.
 func (s *Source) Published() bool { return true }
 
+// batches is what a subscriber may offer beside Subscribe: messages in order and several at a time, neither to be changed
+// nor acked. Take returns how many it has done with; the rest comes again.
+type batches interface {
+	message.SubscribeInitializer
+	Consume(ctx context.Context, topic string, take func([]*message.Message) int) error
+}
+
 // Run implements engine.Source. A message is acked once its event was accepted; until then it is emitted again and again,
 // for what comes behind it must not overtake it.
 func (s *Source) Run(ctx context.Context, emit engine.Emit) error {
-	messages, err := s.cfg.Subscriber.Subscribe(ctx, s.cfg.Topic)
-	if err != nil {
+	b, ok := s.cfg.Subscriber.(batches)
+	if !ok {
+		return s.subscribe(ctx, emit)
+	}
+	if err := b.SubscribeInitialize(s.cfg.Topic); err != nil {
 		return fmt.Errorf("subscribe to %s: %w", s.cfg.Topic, err)
 	}
+	if err := listNothing(ctx, emit); err != nil {
+		return err
+	}
+	return b.Consume(ctx, s.cfg.Topic, func(messages []*message.Message) int {
+		for i, m := range messages {
+			if !s.deliver(ctx, emit, m) {
+				return i
+			}
+		}
+		return len(messages)
+	})
+}
+
+// listNothing says that the source is synced, once no message is missed any more.
+func listNothing(ctx context.Context, emit engine.Emit) error {
 	for _, op := range []engine.Operation{engine.ListStarted, engine.ListEnded} {
 		if err := emit(ctx, engine.Event{Operation: op}); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func (s *Source) subscribe(ctx context.Context, emit engine.Emit) error {
+	messages, err := s.cfg.Subscriber.Subscribe(ctx, s.cfg.Topic)
+	if err != nil {
+		return fmt.Errorf("subscribe to %s: %w", s.cfg.Topic, err)
+	}
+	if err := listNothing(ctx, emit); err != nil {
+		return err
 	}
 	for {
 		select {

@@ -60,34 +60,55 @@ func TestAnotherEnginesEventsAreReconciledHere(t *testing.T) {
 	})
 }
 
+// plain hides everything but Watermill's own interface.
+type plain struct{ message.Subscriber }
+
 func TestEventThatIsNotAcceptedIsToldAgainAndNotOvertaken(t *testing.T) {
-	enginetest.Run(t, func(h *enginetest.Harness) {
-		bus := engine.NewMemoryBus()
-		src, err := topic.New(topic.Config{Name: "things", Subscriber: bus.Subscriber("")})
-		require.NoError(h.T, err)
-		ctx, cancel := context.WithCancel(h.T.Context())
-		var told []string
-		done := make(chan error, 1)
-		go func() {
-			done <- src.Run(ctx, func(_ context.Context, e engine.Event) error {
-				told = append(told, e.Key.Name)
-				if len(told) < 5 && e.Key.Name == "a" {
-					return errors.New("not yet")
+	for _, c := range []struct {
+		name string
+		as   func(message.Subscriber) message.Subscriber
+	}{
+		{"several at a time", func(s message.Subscriber) message.Subscriber { return s }},
+		{"one at a time", func(s message.Subscriber) message.Subscriber { return plain{s} }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			enginetest.Run(t, func(h *enginetest.Harness) {
+				bus := engine.NewMemoryBus()
+				src, err := topic.New(topic.Config{Name: "things", Subscriber: c.as(bus.Subscriber("readers"))})
+				require.NoError(h.T, err)
+				// run tells what the source emits until the harness has settled, refused or not.
+				run := func(refused func(told []string, name string) bool, meanwhile func()) (told []string) {
+					ctx, cancel := context.WithCancel(h.T.Context())
+					done := make(chan error, 1)
+					go func() {
+						done <- src.Run(ctx, func(_ context.Context, e engine.Event) error {
+							told = append(told, e.Key.Name)
+							if refused(told, e.Key.Name) {
+								return errors.New("not yet")
+							}
+							return nil
+						})
+					}()
+					h.Settle()
+					meanwhile()
+					h.Advance(250 * time.Millisecond)
+					cancel()
+					require.NoError(h.T, <-done)
+					return told
 				}
-				return nil
+				told := run(func(told []string, name string) bool { return name == "a" && len(told) < 5 || name == "c" }, func() {
+					for _, name := range []string{"a", "b", "c", "d"} {
+						m, err := engine.EncodeEvent(engine.Event{Source: "x", Key: engine.Key{Kind: engine.KindOf("k"), Name: name}, Time: time.Now()}, "")
+						require.NoError(h.T, err)
+						require.NoError(h.T, bus.Publisher().Publish("events.things", m))
+					}
+				})
+				require.Equal(h.T, []string{"", "", "a", "a", "a", "b", "c"}, told, "list, then the events")
+				told = run(func([]string, string) bool { return false }, func() {})
+				require.Equal(h.T, []string{"", "", "c", "d"}, told, "what was not accepted when the source ended, and what came behind it")
 			})
-		}()
-		h.Settle()
-		for _, name := range []string{"a", "b"} {
-			m, err := engine.EncodeEvent(engine.Event{Source: "x", Key: engine.Key{Kind: engine.KindOf("k"), Name: name}, Time: time.Now()}, "")
-			require.NoError(h.T, err)
-			require.NoError(h.T, bus.Publisher().Publish("events.things", m))
-		}
-		h.Advance(time.Second)
-		require.Equal(h.T, []string{"", "", "a", "a", "a", "b"}, told)
-		cancel()
-		require.NoError(h.T, <-done)
-	})
+		})
+	}
 }
 
 func TestMistakesAreTold(t *testing.T) {
