@@ -12,6 +12,9 @@ import (
 )
 
 // Bus carries events as Watermill messages on the topics events.<source>, and requests through its queues.
+//
+// A bus that several replicas of an engine share has a method Leases() lease.Store. Then each source is run by one replica
+// at a time, each key by the one that owns it, and what the engine keeps in the store is followed by all.
 type Bus interface {
 	// Publisher publishes events. It may be nil: then events are not published. A publisher with a method
 	// Wants(topic string) bool is asked before a message is made.
@@ -30,6 +33,8 @@ type QueueConfig struct {
 	Controller string
 	// Workers is how many keys are processed at once.
 	Workers int
+	// Standby says that this replica only adds to the queue until Run, and works on nothing: another one may.
+	Standby bool
 	// Debounce holds back what is asked for a key until it has been quiet.
 	Debounce Debounce
 	// Limit takes a permission to run a key and returns from when on it is good. It must not call back. Nil is no limit.

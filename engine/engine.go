@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/windlass-dev/windlass/engine/kv"
 	"github.com/windlass-dev/windlass/engine/lease"
 )
 
@@ -24,7 +26,8 @@ type Config struct {
 	Controllers []Controller
 	// Bus carries events and requests. Default: a MemoryBus.
 	Bus Bus
-	// Leases decide which replica runs the singletons. Default nil: this process is the only one.
+	// Leases decide which replica runs the singletons, and on a shared bus the sources. Default: the bus's, if it is shared;
+	// else nil: this process is the only one.
 	Leases lease.Store
 	// Replica names this process to Leases. Default: a random name.
 	Replica string
@@ -49,6 +52,7 @@ type Engine struct {
 	ownership *ownership
 	pauses    *pauses
 	lineage   lineage
+	shared    bool // other replicas may be on the bus
 	started   atomic.Bool
 	ready     chan struct{} // closed once the queues are open
 
@@ -84,8 +88,12 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Replica == "" {
 		cfg.Replica = rand.Text()
 	}
+	bus, shared := cfg.Bus.(interface{ Leases() lease.Store })
+	if shared && cfg.Leases == nil {
+		cfg.Leases = bus.Leases()
+	}
 	e := &Engine{
-		cfg: cfg, publisher: cfg.Bus.Publisher(), ownership: &ownership{store: cfg.Bus.Store()},
+		shared: shared, cfg: cfg, publisher: cfg.Bus.Publisher(), ownership: &ownership{store: cfg.Bus.Store(), shared: shared},
 		pauses: &pauses{store: cfg.Bus.Store()}, ready: make(chan struct{}),
 	}
 	var problems []error
@@ -216,13 +224,13 @@ func (e *Engine) Run(ctx context.Context) error {
 		timer := time.AfterFunc(e.cfg.DrainTimeout, func() { cancel(ErrShutdown) })
 		context.AfterFunc(s.work, func() { timer.Stop() })
 	})()
-	if err := errors.Join(e.ownership.load(s.intake), e.pauses.load(s.intake)); err != nil {
+	if err := e.load(s); err != nil {
 		return err
 	}
 	e.changing.Lock()
 	// The queues are open before any source runs, so that an emitted event has somewhere to go.
 	for _, c := range e.runners {
-		if c.lease == nil {
+		if c.lease == nil || e.shared {
 			if err := c.open(s.intake); err != nil {
 				e.changing.Unlock()
 				return err
@@ -254,6 +262,50 @@ func (e *Engine) Run(ctx context.Context) error {
 	return nil
 }
 
+// load reads what earlier processes left in the store, and follows what other replicas write there.
+func (e *Engine) load(s *session) error {
+	w, ok := e.cfg.Bus.Store().(kv.Watcher)
+	if !e.shared || !ok {
+		return errors.Join(e.ownership.load(s.intake), e.pauses.load(s.intake))
+	}
+	follow := func() (<-chan kv.Entry, error) {
+		changes, err := w.Watch(s.intake, "")
+		if err != nil {
+			return nil, fmt.Errorf("follow the engine's store: %w", err)
+		}
+		return changes, errors.Join(e.ownership.load(s.intake), e.pauses.load(s.intake))
+	}
+	changes, err := follow()
+	if err != nil {
+		return err
+	}
+	s.group.Go(func() {
+		for s.intake.Err() == nil {
+			for entry := range changes {
+				e.learn(s.intake, entry)
+			}
+			for changes, err = follow(); err != nil && s.intake.Err() == nil; changes, err = follow() {
+				e.cfg.Logger.WarnContext(s.intake, "what other replicas write is not seen; trying again", "err", err)
+				pause(s.intake, time.Second)
+			}
+		}
+	})
+	return nil
+}
+
+func (e *Engine) learn(ctx context.Context, entry kv.Entry) {
+	var err error
+	switch {
+	case strings.HasPrefix(entry.Key, ownershipPrefix):
+		err = e.ownership.learn(entry)
+	case strings.HasPrefix(entry.Key, pausePrefix):
+		err = e.learnSuspension(entry)
+	}
+	if err != nil {
+		e.cfg.Logger.ErrorContext(ctx, "an entry of the engine's store is passed over", "err", err)
+	}
+}
+
 func (e *Engine) running() (*session, error) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -280,7 +332,7 @@ func (e *Engine) Add(ctx context.Context, c Controller) error {
 	}
 	r := newRunner(e, c)
 	r.late = true
-	if r.lease == nil {
+	if r.lease == nil || e.shared {
 		if err := r.open(ctx); err != nil {
 			return err
 		}

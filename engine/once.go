@@ -36,7 +36,8 @@ func (c Controller) MapOnce(ctx context.Context, e Event) ([]Key, error) {
 			case primary:
 				keys = append(keys, e.Key)
 			case owned:
-				owners, _ := r.ownersOf(ctx, &e)
+				owners, _, err := r.ownersOf(ctx, &e)
+				errs = errors.Join(errs, err)
 				keys = append(keys, owners...)
 			case watched:
 				mapped, err := protected(ctx, x.mapper, e)

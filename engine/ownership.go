@@ -41,11 +41,13 @@ type ownerRecord struct {
 
 // ownership is the table of records: the store's content, indexed both ways and written through.
 type ownership struct {
-	store kv.Store
+	store  kv.Store
+	shared bool // other replicas write too
 
 	mu      sync.Mutex
 	targets map[Key]ownerRecord
 	owned   map[owner]map[Key]struct{}
+	removed map[Key]string // the revision at which this process removed a record, until the watch has told
 }
 
 const ownershipPrefix = "owner/"
@@ -58,20 +60,77 @@ func (o *ownership) load(ctx context.Context) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.targets, o.owned = make(map[Key]ownerRecord), make(map[owner]map[Key]struct{})
+	o.targets, o.owned, o.removed = make(map[Key]ownerRecord), make(map[owner]map[Key]struct{}), make(map[Key]string)
 	for _, e := range entries {
-		target, err := ParseKey(strings.TrimPrefix(e.Key, ownershipPrefix))
-		var r ownerRecord
-		if err == nil {
-			err = json.Unmarshal(e.Value, &r)
-		}
+		target, r, err := readRecord(e)
 		if err != nil {
-			return fmt.Errorf("record of ownership %q cannot be read: %w", e.Key, err)
+			return err
 		}
-		r.revision = e.Revision
 		o.keepLocked(target, r)
 	}
 	return nil
+}
+
+func readRecord(e kv.Entry) (target Key, r ownerRecord, err error) {
+	if target, err = ParseKey(strings.TrimPrefix(e.Key, ownershipPrefix)); err == nil && !e.Deleted {
+		err = json.Unmarshal(e.Value, &r)
+	}
+	if err != nil {
+		return target, r, fmt.Errorf("record of ownership %q cannot be read: %w", e.Key, err)
+	}
+	r.revision = e.Revision
+	return target, r, nil
+}
+
+// learn takes in what a replica has written, this one or another.
+func (o *ownership) learn(e kv.Entry) error {
+	target, r, err := readRecord(e)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	known, ok := o.targets[target]
+	switch {
+	case ok && !e.After(known.revision):
+	case e.Deleted:
+		delete(o.removed, target)
+		if ok {
+			o.forgetLocked(target, known)
+		}
+	case !ok && !e.After(o.removed[target]): // what this process has removed since
+	default:
+		if ok && known.Owner != r.Owner {
+			o.forgetLocked(target, known)
+		}
+		r.mark, r.echo, r.deleting = known.mark, known.echo, known.deleting
+		o.keepLocked(target, r)
+	}
+	return nil
+}
+
+// refresh reads one record anew.
+func (o *ownership) refresh(ctx context.Context, target Key) (ownerRecord, bool, error) {
+	e, err := o.store.Get(ctx, ownershipPrefix+target.String())
+	if errors.Is(err, kv.ErrNotFound) {
+		return ownerRecord{}, false, nil
+	}
+	if err == nil {
+		err = o.learn(e)
+	}
+	if err != nil {
+		return ownerRecord{}, false, fmt.Errorf("look for the owner of %s: %w", target, err)
+	}
+	r, ok := o.get(target)
+	return r, ok, nil
+}
+
+func (o *ownership) forgetLocked(target Key, r ownerRecord) {
+	delete(o.targets, target)
+	delete(o.owned[r.Owner], target)
+	if len(o.owned[r.Owner]) == 0 {
+		delete(o.owned, r.Owner)
+	}
 }
 
 func (o *ownership) keepLocked(target Key, r ownerRecord) {
@@ -133,7 +192,15 @@ func (o *ownership) put(ctx context.Context, target Key, r ownerRecord) error {
 	if err != nil {
 		return fmt.Errorf("record the owner of %s: %w", target, err)
 	}
-	r.revision, err = o.store.Put(ctx, ownershipPrefix+target.String(), value, r.revision)
+	name := ownershipPrefix + target.String()
+	written, err := o.store.Put(ctx, name, value, r.revision)
+	if errors.Is(err, kv.ErrConflict) {
+		// Another replica may have written the record when this key was its own.
+		if there, ok, err2 := o.refresh(ctx, target); err2 == nil && ok && there.Owner == r.Owner {
+			written, err = o.store.Put(ctx, name, value, there.revision)
+		}
+	}
+	r.revision = written
 	if errors.Is(err, kv.ErrConflict) {
 		return fmt.Errorf("%s: %w: somebody else has just claimed it", target, ErrResourceExists)
 	}
@@ -158,11 +225,10 @@ func (o *ownership) remove(ctx context.Context, target Key) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.targets, target)
-	delete(o.owned[r.Owner], target)
-	if len(o.owned[r.Owner]) == 0 {
-		delete(o.owned, r.Owner)
+	if o.shared {
+		o.removed[target] = r.revision
 	}
+	o.forgetLocked(target, r)
 	return nil
 }
 

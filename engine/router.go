@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/windlass-dev/windlass/engine/lease"
 )
 
 // router maps the events of one source for every controller that references it. Source and router share a process, so
@@ -21,6 +23,9 @@ type router struct {
 	routes    atomic.Pointer[[]*route] // replaced, never changed
 
 	counts atomic.Pointer[census] // of the list under way
+
+	lease *lease.Lease // to run the source for all replicas; nil: this process is the only one
+	leads atomic.Bool  // this replica does
 
 	halt     context.CancelFunc
 	done     chan struct{} // closed when the source has ended for good
@@ -51,6 +56,10 @@ func newRouter(e *Engine, s Source) *router {
 	r.routes.Store(&[]*route{})
 	p, ok := s.(interface{ Published() bool })
 	r.published = ok && p.Published()
+	if e.shared {
+		r.lease = lease.New(e.cfg.Leases, e.cfg.Name+"/source/"+s.Name(), e.cfg.Replica, 0)
+	}
+	r.leads.Store(r.lease == nil)
 	return r
 }
 
@@ -70,12 +79,42 @@ func (r *router) routesTo(c *runner) []*route {
 
 // emit is the Emit of this router's source, within Config.Emit.
 func (r *router) emit(ctx context.Context, e Event) error {
+	if !r.leads.Load() {
+		return r.standBy(ctx, &e)
+	}
 	published := r.publish(&e)
 	err := r.route(ctx, &e)
 	if published != nil {
 		err = errors.Join(err, <-published)
 	}
 	return err
+}
+
+// standBy follows the events of a source that another replica runs: into the caches of this one, which have them by now,
+// and to the keys that were read here.
+func (r *router) standBy(ctx context.Context, e *Event) error {
+	switch e.Operation {
+	case ListEnded:
+		r.sync()
+	case Put, Delete, Purge:
+		for _, route := range *r.routes.Load() {
+			if route.role == tracked {
+				if err := route.follow(ctx, e); err != nil {
+					return err
+				}
+			}
+		}
+	case ListStarted, Resync:
+	}
+	return nil
+}
+
+func (r *router) sync() { r.syncOnce.Do(func() { close(r.synced) }) }
+
+// everywhere says whether every replica follows the source, and not only the one that runs it for all.
+func (r *router) everywhere() bool {
+	cached, ok := r.source.(interface{ Cached() bool })
+	return ok && cached.Cached() || slices.ContainsFunc(*r.routes.Load(), func(x *route) bool { return x.role == tracked })
 }
 
 // publish starts publishing the event and returns where the result will be, or nil if nobody wants it.
@@ -108,7 +147,7 @@ func (r *router) route(ctx context.Context, e *Event) error {
 				return err
 			}
 		}
-		r.syncOnce.Do(func() { close(r.synced) })
+		r.sync()
 		return nil
 	case Put, Resync:
 		if counts := r.counts.Load(); counts != nil {
@@ -138,7 +177,10 @@ func (r *route) follow(ctx context.Context, e *Event) error {
 			Deletion: e.Operation == Delete || e.Operation == Purge,
 		})
 	case owned:
-		keys, changed := c.ownersOf(ctx, e)
+		keys, changed, err := c.ownersOf(ctx, e)
+		if err != nil {
+			return err
+		}
 		if changed {
 			found := *e
 			found.Operation = Put // a list found a change that no event told of
@@ -197,15 +239,21 @@ func causesOf(x cause) Causes { return Causes{causes: &causes{first: x, n: 1}} }
 
 // ownersOf returns the keys that own the object of e: by its marks, or by the engine's records. Changed says that a
 // listed object is not as the engine left it, which only the records can tell.
-func (c *runner) ownersOf(ctx context.Context, e *Event) (keys []Key, changed bool) {
-	if r, ok := c.engine.ownership.get(e.Key); ok {
-		if r.Owner.Controller != c.name || c.engine.ownership.wrote(*e) {
-			return nil, false
+func (c *runner) ownersOf(ctx context.Context, e *Event) (keys []Key, changed bool, err error) {
+	r, ok := c.engine.ownership.get(e.Key)
+	if !ok {
+		if keys, _ = MapOwner(ctx, *e); len(keys) > 0 || !c.engine.shared { // it never fails
+			return keys, false, nil
 		}
-		return []Key{r.Owner.Key}, e.Operation == Resync
+		// Another replica may have written the record a moment ago.
+		if r, ok, err = c.engine.ownership.refresh(ctx, e.Key); !ok || err != nil {
+			return nil, false, err
+		}
 	}
-	keys, _ = MapOwner(ctx, *e) // it never fails
-	return keys, false
+	if r.Owner.Controller != c.name || c.engine.ownership.wrote(*e) {
+		return nil, false, nil
+	}
+	return []Key{r.Owner.Key}, e.Operation == Resync, nil
 }
 
 // enqueueMapped adds a request for each key that is the controller's; others are dropped, counted and logged.

@@ -53,7 +53,8 @@ func newRunner(e *Engine, c Controller) *runner {
 		log = c.logger
 	}
 	r := &runner{Controller: c, engine: e, log: log.With("controller", c.name), sources: c.sources(), done: make(chan struct{}), halt: func() {}}
-	if c.placement == Singleton && e.cfg.Leases != nil {
+	// What a handler read is remembered in one process: on a shared bus, the one that runs it.
+	if e.cfg.Leases != nil && (c.placement == Singleton || c.tracksReads && e.shared) {
 		r.lease = lease.New(e.cfg.Leases, e.cfg.Name+"/controller/"+c.name, e.cfg.Replica, 0)
 	}
 	if c.tracksReads {
@@ -80,7 +81,7 @@ func (c *runner) open(ctx context.Context) error {
 		}
 		q, err := c.engine.cfg.Bus.Queue(ctx, QueueConfig{
 			Engine: c.engine.cfg.Name, Controller: r.name, Workers: r.concurrency, Malformed: c.engine.malformed,
-			Debounce: r.debounce, Limit: r.limit.take(),
+			Debounce: r.debounce, Limit: r.limit.take(), Standby: c.lease != nil,
 		})
 		if err != nil {
 			return fmt.Errorf("open the queue of controller %s: %w", r.name, err)
@@ -149,16 +150,10 @@ func (c *runner) run(intake, work context.Context) error {
 
 // awaitLease blocks until the lease is held. It returns false if ctx ended first.
 func (c *runner) awaitLease(ctx context.Context) bool {
-	for ctx.Err() == nil {
-		if c.lease == nil || c.lease.Held() {
-			return true
-		}
-		select {
-		case <-c.lease.Changed():
-		case <-ctx.Done():
-		}
+	if c.lease == nil {
+		return ctx.Err() == nil
 	}
-	return false
+	return c.lease.Await(ctx)
 }
 
 // lostLease blocks until the lease is not held, or ctx ends.
@@ -167,18 +162,7 @@ func (c *runner) lostLease(ctx context.Context) bool {
 		<-ctx.Done()
 		return false
 	}
-	epoch := c.lease.Epoch()
-	for {
-		select {
-		case <-c.lease.Changed():
-			// Another epoch means that it was lost and regained between two looks.
-			if !c.lease.Held() || c.lease.Epoch() != epoch {
-				return true
-			}
-		case <-ctx.Done():
-			return false
-		}
-	}
+	return c.lease.AwaitLoss(ctx)
 }
 
 // setupError is why a life did not begin. It is tried again.
@@ -189,7 +173,7 @@ func (e *setupError) Unwrap() error { return e.err }
 
 // live is one life.
 func (c *runner) live(life, runs context.Context) error {
-	again := c.queue.Load() == nil
+	again := c.queue.Load() == nil || c.tracked != nil && c.engine.shared
 	if err := c.open(life); err != nil {
 		return err
 	}
@@ -235,6 +219,12 @@ func (c *runner) live(life, runs context.Context) error {
 	c.queue.Store(nil)
 	if c.mapping != nil {
 		c.mapping.queue.Store(nil)
+	}
+	if c.lease != nil && c.engine.shared && errors.Is(context.Cause(life), ErrLeaseLost) {
+		// Another replica works on what the sources of this one ask for.
+		if err := c.open(context.WithoutCancel(life)); err != nil {
+			c.log.WarnContext(runs, "the queue cannot be opened", "err", err)
+		}
 	}
 	c.workersMu.Lock()
 	c.hired = 0
@@ -332,7 +322,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (c *runner) catchUp(ctx context.Context) error {
 	for _, r := range c.routers {
 		reader, ok := r.source.(Reader)
-		if !ok {
+		if !ok || !r.leads.Load() && c.tracked == nil {
 			continue
 		}
 		routes := r.routesTo(c)
@@ -370,6 +360,9 @@ func (c *runner) resyncEvery(ctx context.Context, interval time.Duration) {
 		case <-ctx.Done():
 			return
 		}
+		if !c.routers[0].leads.Load() {
+			continue // the replica that runs the source asks for all
+		}
 		objects, err := c.primary.(Reader).List(ctx)
 		if err != nil {
 			c.log.WarnContext(ctx, "resync skipped: the source cannot be listed", "source", c.primary.Name(), "err", err)
@@ -394,6 +387,9 @@ func (c *runner) resyncEvery(ctx context.Context, interval time.Duration) {
 func (c *runner) add(ctx context.Context, req Request) error {
 	q := c.queue.Load()
 	if q == nil {
+		if c.engine.shared {
+			return fmt.Errorf("controller %s: enqueue %s: %w", c.name, req.Key, ErrNotRunning)
+		}
 		return nil // the next life lists everything
 	}
 	newest := req.Causes.newest()

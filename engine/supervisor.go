@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -50,8 +51,49 @@ func (r *router) start(s *session) {
 	s.group.Go(func() {
 		defer close(r.done)
 		defer halt()
-		r.supervise(ctx)
+		if r.lease == nil {
+			r.supervise(ctx)
+		} else {
+			r.takeTurns(ctx)
+		}
 	})
+}
+
+// takeTurns runs the source while this replica holds its lease. A source that every replica follows is run by the others
+// too, and anew with each change, so that who takes it over lists everything.
+func (r *router) takeTurns(ctx context.Context) {
+	keep, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var keeper sync.WaitGroup
+	keeper.Go(func() { r.lease.Run(keep) })
+	defer keeper.Wait()
+	defer stop()
+	for ctx.Err() == nil {
+		held, epoch := r.lease.Held(), r.lease.Epoch()
+		turn, end := context.WithCancel(ctx)
+		var watch sync.WaitGroup
+		watch.Go(func() {
+			defer end()
+			for turn.Err() == nil && r.lease.Held() == held && (r.lease.Epoch() == epoch || !held && epoch != 0) {
+				select {
+				case <-r.lease.Changed():
+				case <-turn.Done():
+				}
+			}
+		})
+		r.leads.Store(held)
+		switch {
+		case held, r.everywhere():
+			r.supervise(turn)
+		case epoch != 0:
+			r.sync() // another replica runs it, and what is read is read in the system itself
+			fallthrough
+		default:
+			<-turn.Done()
+		}
+		r.leads.Store(false)
+		end()
+		watch.Wait()
+	}
 }
 
 func (r *router) lastFailure() error {

@@ -54,21 +54,55 @@ func (p *pauses) load(ctx context.Context) error {
 		return fmt.Errorf("load the suspensions: %w", err)
 	}
 	for _, e := range entries {
-		controller, text, ofKey := strings.Cut(strings.TrimPrefix(e.Key, pausePrefix), "/")
-		var key Key
-		if ofKey {
-			key, err = ParseKey(text)
-		}
-		var s Suspension
-		if err == nil {
-			err = json.Unmarshal(e.Value, &s)
-		}
+		controller, key, s, err := readSuspension(e)
 		if err != nil {
-			return fmt.Errorf("suspension %q cannot be read: %w", e.Key, err)
+			return err
 		}
 		p.keep(controller, key, s)
 	}
 	return nil
+}
+
+func readSuspension(e kv.Entry) (controller string, key Key, s Suspension, err error) {
+	controller, text, ofKey := strings.Cut(strings.TrimPrefix(e.Key, pausePrefix), "/")
+	if ofKey {
+		key, err = ParseKey(text)
+	}
+	if err == nil && !e.Deleted {
+		err = json.Unmarshal(e.Value, &s)
+	}
+	if err != nil {
+		err = fmt.Errorf("suspension %q cannot be read: %w", e.Key, err)
+	}
+	return controller, key, s, err
+}
+
+// learnSuspension takes in what a replica has written, this one or another.
+func (e *Engine) learnSuspension(entry kv.Entry) error {
+	controller, key, s, err := readSuspension(entry)
+	if err != nil {
+		return err
+	}
+	if entry.Deleted {
+		e.pauses.forget(controller, key)
+	} else {
+		e.pauses.keep(controller, key, s)
+	}
+	c, _ := e.runner(controller)
+	switch {
+	case c == nil, key.IsZero() && c.suspended: // it is not one of this replica's, or suspended in any case
+	case entry.Deleted:
+		c.pause(key, nil)
+	default:
+		c.pause(key, s.pause())
+	}
+	return nil
+}
+
+func (p *pauses) forget(controller string, key Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.known[controller], key)
 }
 
 func (p *pauses) keep(controller string, key Key, s Suspension) {
@@ -159,9 +193,7 @@ func (e *Engine) Resume(ctx context.Context, controller string, key Key) error {
 	if err := e.pauses.store.Delete(ctx, pauseName(controller, key), ""); err != nil {
 		return fmt.Errorf("resume %s: %w", controller, err)
 	}
-	e.pauses.mu.Lock()
-	delete(e.pauses.known[controller], key)
-	e.pauses.mu.Unlock()
+	e.pauses.forget(controller, key)
 	c.pause(key, nil)
 	return nil
 }

@@ -216,7 +216,7 @@ func (b *Bucket) watch(ctx context.Context, emit engine.Emit) error {
 		if err != nil {
 			return err
 		}
-		if err := b.stillThere(ctx, c); err != nil {
+		if err := c.stillThere(ctx); err != nil {
 			return err
 		}
 	}
@@ -234,14 +234,6 @@ func (b *Bucket) forgetRevisionsOfAnother(created time.Time) {
 		}
 	}
 	b.created = created
-}
-
-// stillThere finds out whether the server has forgotten the consumer, which an ended fetch alone does not say.
-func (b *Bucket) stillThere(ctx context.Context, c *cursor) error {
-	if _, err := c.consumer.Info(ctx); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("the watch has ended: %w", err)
-	}
-	return nil
 }
 
 // list emits what is there. In a first list that is everything, as a resync; in a later one, what no event has told, and

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -12,9 +13,12 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/kv"
+	"github.com/windlass-dev/windlass/engine/lease"
+	"github.com/windlass-dev/windlass/internal/owner"
 )
 
 // BusConfig describes the bus of one engine.
@@ -28,8 +32,7 @@ type BusConfig struct {
 	Partitions int `yaml:"partitions"`
 	// Events is "on", the default, or "off": then events are not published, and a change costs one durable write less.
 	Events string `yaml:"events"`
-	// SoleServer says that the server is this process's own, so that a claim on the name that is found there is a dead
-	// process's.
+	// SoleServer says that the server is this process's own, so that replicas that are found there are dead.
 	SoleServer bool `yaml:"-"`
 }
 
@@ -64,32 +67,66 @@ func (c BusConfig) withDefaults() BusConfig {
 // Bus is an engine.Bus on JetStream: requests, their delays and attempts, and the engine's own records survive any
 // restart of the engine, and of the server as far as its disks do.
 type Bus struct {
-	cfg    BusConfig
-	conn   *Connection
-	claim  *claim
-	store  *Store
-	states jetstream.Stream
-	dead   string
+	cfg     BusConfig
+	conn    *Connection
+	replica *owner.Replica
+	leases  *Leases
+	store   *Store
+	states  jetstream.Stream
+	dead    string
 }
 
 var _ engine.Bus = (*Bus)(nil)
 
-// NewBus claims the engine's name and sets up its streams. Another engine of that name is refused with ErrNameClaimed.
-// Close gives the name up.
+// memberTTL is how long the others believe that a silent replica lives: on a cluster longer than it takes to replace a
+// server that led.
+const (
+	memberTTL        = 4 * time.Second
+	memberTTLCluster = 12 * time.Second
+)
+
+// NewBus sets up the streams of an engine and becomes one of its replicas. Close ends that.
 func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("NATS bus: %w", err)
 	}
 	b := &Bus{cfg: cfg.withDefaults(), conn: conn, dead: "dead." + token(cfg.Engine)}
-	var err error
-	if b.claim, err = takeClaim(ctx, conn, cfg.Engine, cfg.SoleServer); err != nil {
-		return nil, fmt.Errorf("NATS bus: %w", err)
-	}
-	if err = b.open(ctx); err != nil {
-		b.Close(ctx)
+	if err := b.open(ctx); err != nil {
 		return nil, fmt.Errorf("NATS bus: %w", err)
 	}
 	return b, nil
+}
+
+// join becomes a replica.
+func (b *Bus) join(ctx context.Context) error {
+	stream, err := b.coordination(ctx)
+	if err != nil {
+		return err
+	}
+	b.leases = newLeases(b.conn, stream, b.cfg.Engine)
+	r := &registry{conn: b.conn, stream: stream, prefix: "rqc." + token(b.cfg.Engine) + "."}
+	if b.cfg.SoleServer {
+		if err := r.bury(ctx); err != nil {
+			return err
+		}
+	}
+	host, _ := os.Hostname() // it is for humans; the rest makes it unique
+	ttl := memberTTL
+	if b.cfg.Replicas > 1 {
+		ttl = memberTTLCluster
+	}
+	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
+		ID: fmt.Sprintf("%s-%d-%s", host, os.Getpid(), nuid.Next()), Registry: r, TTL: ttl, Lost: engine.ErrLeaseLost,
+		Failed: func(err error) { b.conn.log.Warn("the replicas cannot be reached; trying again", "err", err) },
+		Fenced: func(fenced bool) {
+			if fenced {
+				b.conn.log.Error("no reconcile runs: NATS did not answer for so long that another replica may take over")
+			} else {
+				b.conn.log.Info("NATS answers; reconciles run")
+			}
+		},
+	})
+	return err
 }
 
 func (b *Bus) open(ctx context.Context) (err error) {
@@ -113,8 +150,10 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	b.store, err = OpenStore(ctx, b.conn, storeBucket(b.cfg.Engine))
-	return err
+	if b.store, err = OpenStore(ctx, b.conn, storeBucket(b.cfg.Engine)); err != nil {
+		return err
+	}
+	return b.join(ctx)
 }
 
 // stream creates a stream or brings it to these settings.
@@ -130,11 +169,16 @@ func (b *Bus) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream
 // Store implements engine.Bus.
 func (b *Bus) Store() kv.Store { return b.store }
 
-// Close gives the engine's name up. The connection stays open: it belongs to whoever opened it.
+// Leases returns the store of the leases of this engine's replicas. The engine finds it and runs each source in one
+// replica.
+func (b *Bus) Leases() lease.Store { return b.leases }
+
+// Close hands over what is this replica's and ends its membership. The connection stays open: it belongs to whoever
+// opened it.
 func (b *Bus) Close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	b.claim.release(ctx)
+	b.replica.Close(ctx)
 }
 
 // Publisher implements engine.Bus.

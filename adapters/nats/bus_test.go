@@ -22,6 +22,7 @@ import (
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/enginetest"
 	"github.com/windlass-dev/windlass/engine/kv"
+	"github.com/windlass-dev/windlass/engine/lease"
 	"github.com/windlass-dev/windlass/internal/queue"
 )
 
@@ -33,6 +34,17 @@ func TestStore(t *testing.T) {
 		s, err := nats.OpenStore(t.Context(), b.conn, fmt.Sprintf("store-%d", n))
 		require.NoError(t, err)
 		return s
+	})
+}
+
+func TestLease(t *testing.T) {
+	b := newBed(t)
+	n := 0
+	enginetest.TestLease(t, time.Second, func(t *testing.T) lease.Store {
+		n++
+		bus := b.bus(fmt.Sprintf("leases-%d", n))
+		t.Cleanup(func() { bus.Close(context.Background()) })
+		return bus.Leases()
 	})
 }
 
@@ -274,42 +286,6 @@ func TestAnotherNumberOfPartitionsIsRefused(t *testing.T) {
 	defer bus.Close(t.Context())
 	_, err = bus.Queue(t.Context(), engine.QueueConfig{Controller: "c", Workers: 1})
 	require.ErrorContains(t, err, "was made for 2 partitions, and the configuration says 4")
-}
-
-func TestSecondEngineOfANameIsRefused(t *testing.T) {
-	b := newBed(t)
-	bus := b.bus("shop")
-	_, err := nats.NewBus(t.Context(), b.conn, nats.BusConfig{Engine: "shop"})
-	require.ErrorIs(t, err, nats.ErrNameClaimed)
-	require.ErrorContains(t, err, fmt.Sprintf("process %d on", os.Getpid()))
-	other := b.bus("other")
-	other.Close(t.Context())
-	bus.Close(t.Context())
-	start := time.Now()
-	bus = b.bus("shop")
-	require.Less(t, time.Since(start), 3*time.Second, "a name that was given up is free at once")
-	bus.Close(t.Context())
-}
-
-func TestEngineStopsWhenItsNameIsTakenOver(t *testing.T) {
-	b := newBed(t)
-	bus := b.bus("shop")
-	e, err := engine.New(engine.Config{
-		Name: "shop", Bus: bus, Logger: logger(),
-		Controllers: []engine.Controller{engine.NewController("c").For(b.bucket("orders")).WithHandler(nop)},
-	})
-	require.NoError(t, err)
-	done := make(chan error, 1)
-	go func() { done <- e.Run(t.Context()) }()
-	s, err := b.client.Stream(t.Context(), "RQC_shop")
-	require.NoError(t, err)
-	require.NoError(t, s.Purge(t.Context()))
-	_, err = b.client.Publish(t.Context(), "rqc.shop.engine", []byte("somebody else"))
-	require.NoError(t, err)
-	err = <-done
-	require.ErrorIs(t, err, nats.ErrNameClaimed)
-	require.ErrorContains(t, err, "somebody else has taken the name over")
-	bus.Close(t.Context())
 }
 
 func nop(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {

@@ -100,6 +100,14 @@ func (c *cursor) settled(ctx context.Context) (bool, error) {
 	return info.NumPending == 0 && info.Delivered.Consumer < c.next, nil
 }
 
+// stillThere finds out whether the server has forgotten the consumer, which an ended fetch alone does not say.
+func (c *cursor) stillThere(ctx context.Context) error {
+	if _, err := c.consumer.Info(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("the watch has ended: %w", err)
+	}
+	return nil
+}
+
 // snapshot passes on the last message of every subject under a filter.
 func snapshot(ctx context.Context, conn *Connection, stream jetstream.Stream, filter string, yield func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
 	c, err := newCursor(ctx, conn, stream, filter, false)

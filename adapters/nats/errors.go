@@ -58,3 +58,8 @@ func connectError(url string, err error) error {
 	}
 	return fmt.Errorf("connect to NATS at %s: %w: %s", url, err, hint)
 }
+
+// streamError says what to do about a stream that cannot be set up.
+func streamError(name string, err error) error {
+	return fmt.Errorf("set up stream %s: %w: NATS 2.11 or later is needed, and the right to manage streams", name, err)
+}

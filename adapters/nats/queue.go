@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +27,6 @@ const (
 	// window is how many messages of one partition and class are in hand at most. The rest wait in the stream, where
 	// merging costs nothing.
 	window = 512
-	// epoch is part of the consumers' names; it will fence a former owner's acks once replicas share the work.
-	epoch = 1
 	// metaPartitions is where a stream keeps the number of partitions that it was made for.
 	metaPartitions = "rq.partitions"
 )
@@ -63,15 +63,17 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 		return nil, err
 	}
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
-		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery,
+		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery, Trusted: b.replica.Trusted,
+		Partition: func(k engine.Key) int { return partition(keyTokens(k), b.cfg.Partitions) },
 		Failed: func(err error) {
 			b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
 		},
 	})
-	if err := q.owner.Load(ctx); err != nil {
-		return nil, err
+	b.replica.Leave(ctx, cfg.Controller) // a queue that was opened before and never run
+	if !cfg.Standby {
+		b.replica.Join(ctx, cfg.Controller, b.cfg.Partitions, q.owner)
 	}
-	return q, nil
+	return q, ctx.Err()
 }
 
 // open sets up the stream, unless one is there that was made for another number of partitions.
@@ -96,13 +98,22 @@ func (q *requests) open(ctx context.Context) error {
 	return err
 }
 
-// Enqueue implements engine.Queue. Requests of class list stay in the process: the next list makes them again.
+// Enqueue implements engine.Queue. Requests of class list for keys of this replica stay in the process: the next list makes
+// them again.
 func (q *requests) Enqueue(ctx context.Context, req engine.Request) error {
-	later := !req.Due.IsZero()
-	if req.Priority == engine.PriorityList && !later && !req.Manual {
-		q.owner.Add(req.Key, req.Causes, req.Options())
+	if req.Priority == engine.PriorityList && req.Due.IsZero() && !req.Manual && q.owner.Add(req.Key, req.Causes, req.Options()) {
 		return nil
 	}
+	return q.publish(ctx, req)
+}
+
+// Hand implements owner.Broker.
+func (q *requests) Hand(ctx context.Context, key engine.Key, causes engine.Causes) error {
+	return q.publish(ctx, engine.Request{Controller: q.cfg.Controller, Key: key, Causes: causes, Priority: engine.PriorityList})
+}
+
+func (q *requests) publish(ctx context.Context, req engine.Request) error {
+	later := !req.Due.IsZero()
 	m, err := engine.EncodeRequest(req)
 	if err != nil {
 		return err
@@ -122,47 +133,50 @@ func (q *requests) Enqueue(ctx context.Context, req engine.Request) error {
 
 // Run implements engine.Queue.
 func (q *requests) Run(intake, work context.Context, newProcess func() engine.Process) error {
-	if err := q.dropOldConsumers(intake); err != nil && intake.Err() == nil {
-		return err
+	if q.cfg.Standby {
+		q.bus.replica.Join(intake, q.cfg.Controller, q.bus.cfg.Partitions, q.owner)
 	}
-	intake, stop := context.WithCancel(intake)
-	defer stop()
-	var lost error
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		select {
-		case <-q.bus.claim.lost:
-			lost = q.bus.claim.err
-			stop()
-		case <-intake.Done():
-		}
+	var leaving sync.WaitGroup
+	leaving.Go(func() {
+		<-intake.Done()
+		q.bus.replica.Leave(work, q.cfg.Controller)
 	})
 	q.owner.Run(intake, work, func() owner.Process[engine.Key, engine.Causes] {
 		process := newProcess()
-		return func(ctx context.Context, run *queue.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
-			req := engine.RequestOf(q.cfg.Controller, run)
-			req.Fence = q.bus.claim.epoch
+		return func(ctx context.Context, run *owner.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
+			req := engine.RequestOf(q.cfg.Controller, &run.Run)
+			req.Fence = run.Fence
 			return engine.AfterRun(&req, process(ctx, req))
 		}
 	})
-	stop()
-	watch.Wait()
-	return lost
+	leaving.Wait()
+	return nil
 }
 
-// dropOldConsumers removes the consumers of an earlier process, so that what it had in hand is delivered at once.
-func (q *requests) dropOldConsumers(ctx context.Context) error {
+// consumerName is that of a partition, class and epoch: a former owner acks in vain.
+func consumerName(t owner.Term, class queue.Class) string {
+	return fmt.Sprintf("p%d-%s-e%d", t.Partition, classTokens[class], t.Epoch)
+}
+
+// dropConsumers removes the consumers of a partition's former owners, so that what they had in hand is delivered at once
+// and nothing that they still do is heard.
+func (q *requests) dropConsumers(ctx context.Context, t owner.Term) error {
 	names := q.stream.ConsumerNames(ctx)
-	var old []string
+	var former []string
 	for name := range names.Name() {
-		old = append(old, name)
+		var p int
+		var class byte
+		var epoch uint64
+		if n, _ := fmt.Sscanf(name, "p%d-%c-e%d", &p, &class, &epoch); n == 3 && p == t.Partition && epoch < t.Epoch {
+			former = append(former, name)
+		}
 	}
 	if err := names.Err(); err != nil {
-		return fmt.Errorf("consumers of %s: %w", q.cfg.Controller, err)
+		return fmt.Errorf("consumers of controller %s: %w", q.cfg.Controller, err)
 	}
-	for _, name := range old {
+	for _, name := range former {
 		if err := q.stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-			return fmt.Errorf("consumer %s of %s: %w", name, q.cfg.Controller, err)
+			return fmt.Errorf("consumer %s of controller %s: %w", name, q.cfg.Controller, err)
 		}
 	}
 	return nil
@@ -184,9 +198,18 @@ func (q *requests) Drop(ctx context.Context, key engine.Key) error { return q.ow
 func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 
 // Load implements owner.Broker.
-func (q *requests) Load(ctx context.Context, p int) ([]queue.State[engine.Key, engine.Causes], error) {
+func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
+	if err := q.dropConsumers(ctx, t); err != nil {
+		return nil, err
+	}
+	q.mu.Lock()
+	maps.DeleteFunc(q.records, func(k engine.Key, _ uint64) bool { return partition(keyTokens(k), q.bus.cfg.Partitions) == t.Partition })
+	maps.DeleteFunc(q.consumers, func(name string, _ jetstream.Consumer) bool {
+		return strings.HasPrefix(name, fmt.Sprintf("p%d-", t.Partition))
+	})
+	q.mu.Unlock()
 	var states []queue.State[engine.Key, engine.Causes]
-	filter := q.states + strconv.Itoa(p) + ".>"
+	filter := q.states + strconv.Itoa(t.Partition) + ".>"
 	err := snapshot(ctx, q.bus.conn, q.bus.states, filter, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		s, err := engine.DecodeState(watermillMessage(m.Headers(), m.Data()))
 		if err != nil {
@@ -239,9 +262,14 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 	}
 	tokens := keyTokens(s.Key)
 	subject := q.states + strconv.Itoa(partition(tokens, q.bus.cfg.Partitions)) + "." + tokens
-	ack, err := q.bus.conn.js.PublishMsg(ctx, natsMessage(subject, m))
+	ack, err := q.bus.conn.js.PublishMsg(ctx, natsMessage(subject, m), jetstream.WithExpectLastSequencePerSubject(seq))
+	if err = understood(err); errors.Is(err, engine.ErrConflict) {
+		// Our own write, whose answer was lost, or the last one of a former owner, who did not get to his ack: what is being
+		// stored knows better. A later owner has fenced us, and ends this.
+		err = errors.Join(err, q.lookUp(ctx, s.Key, subject))
+	}
 	if err != nil {
-		return fmt.Errorf("store the state record of %s: %w", s.Key, understood(err))
+		return fmt.Errorf("store the state record of %s: %w", s.Key, err)
 	}
 	q.mu.Lock()
 	q.records[s.Key] = ack.Sequence
@@ -249,10 +277,25 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 	return nil
 }
 
+// lookUp finds out the sequence of a key's record.
+func (q *requests) lookUp(ctx context.Context, key engine.Key, subject string) error {
+	last, err := q.bus.states.GetLastMsgForSubject(ctx, subject)
+	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.records, key)
+	if err == nil {
+		q.records[key] = last.Sequence
+	}
+	return nil
+}
+
 // Fetch implements owner.Broker.
-func (q *requests) Fetch(ctx context.Context, p int, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
-	name := fmt.Sprintf("p%d-%s-e%d", p, classTokens[class], epoch)
-	consumer, err := q.consumer(ctx, name, p, class)
+func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
+	name := consumerName(t, class)
+	consumer, err := q.consumer(ctx, name, t, class)
 	if err != nil {
 		return err
 	}
@@ -313,14 +356,14 @@ func (q *requests) message(ctx context.Context, m jetstream.Msg) (owner.Message[
 }
 
 // consumer returns the consumer of a partition and class, made anew if need be.
-func (q *requests) consumer(ctx context.Context, name string, p int, class queue.Class) (jetstream.Consumer, error) {
+func (q *requests) consumer(ctx context.Context, name string, t owner.Term, class queue.Class) (jetstream.Consumer, error) {
 	q.mu.Lock()
 	c := q.consumers[name]
 	q.mu.Unlock()
 	if c != nil {
 		return c, nil
 	}
-	prefix := q.prefix + strconv.Itoa(p) + "."
+	prefix := q.prefix + strconv.Itoa(t.Partition) + "."
 	filters := []string{prefix + classTokens[class] + ".>"}
 	if class == queue.Live {
 		filters = append(filters, prefix+laterToken+".>")
@@ -331,7 +374,8 @@ func (q *requests) consumer(ctx context.Context, name string, p int, class queue
 		DeliverPolicy: jetstream.DeliverAllPolicy,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("consumer %s: %w", name, err)
+		// A former owner may have made its own again.
+		return nil, errors.Join(fmt.Errorf("consumer %s: %w", name, err), q.dropConsumers(ctx, t))
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -15,10 +15,10 @@ import (
 	"github.com/windlass-dev/windlass/engine/kv"
 )
 
-// Store is a kv.Store in a bucket.
+// Store is a kv.Watcher in a bucket.
 type Store struct{ table table }
 
-var _ kv.Store = (*Store)(nil)
+var _ kv.Watcher = (*Store)(nil)
 
 // OpenStore opens the bucket, and creates it if need be.
 func OpenStore(ctx context.Context, conn *Connection, bucket string) (*Store, error) {
@@ -65,19 +65,60 @@ func (s *Store) Delete(ctx context.Context, key, revision string) error {
 		}
 		return err
 	}
-	return s.table.remove(ctx, storeKey(key), engine.Write{Revision: revision})
+	m := natsgo.NewMsg("")
+	m.Header.Set(headerOperation, "DEL")
+	m.Header.Set(headerKey, token(key)) // for those who watch
+	_, err := s.table.write(ctx, storeKey(key), m, engine.Write{Revision: revision})
+	return err
 }
 
 // List implements kv.Store.
 func (s *Store) List(ctx context.Context, prefix string) ([]kv.Entry, error) {
 	var entries []kv.Entry
 	err := snapshot(ctx, s.table.conn, s.table.stream, s.table.prefix+">", func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
-		key, err := untoken(m.Headers().Get(headerKey))
-		if operationOf(m.Headers()) != engine.Put || err != nil || !strings.HasPrefix(key, prefix) {
-			return nil //nolint:nilerr // an entry without a readable key is not one of ours.
+		if e, ok := entryOf(m, meta, prefix); ok && !e.Deleted {
+			entries = append(entries, e)
 		}
-		entries = append(entries, kv.Entry{Key: key, Value: m.Data(), Revision: strconv.FormatUint(meta.Sequence.Stream, 10)})
 		return nil
 	})
 	return entries, err
+}
+
+// entryOf reads an entry; false means that it is not under prefix, or not one of ours.
+func entryOf(m jetstream.Msg, meta *jetstream.MsgMetadata, prefix string) (kv.Entry, bool) {
+	key, err := untoken(m.Headers().Get(headerKey))
+	if m.Headers()[headerKey] == nil || err != nil || !strings.HasPrefix(key, prefix) {
+		return kv.Entry{}, false
+	}
+	return kv.Entry{
+		Key: key, Value: m.Data(), Revision: strconv.FormatUint(meta.Sequence.Stream, 10), Deleted: operationOf(m.Headers()) != engine.Put,
+	}, true
+}
+
+// Watch implements kv.Watcher. It begins with the last write or deletion of every key.
+func (s *Store) Watch(ctx context.Context, prefix string) (<-chan kv.Entry, error) {
+	c, err := newCursor(ctx, s.table.conn, s.table.stream, s.table.prefix+">", false)
+	if err != nil {
+		return nil, err
+	}
+	changes := make(chan kv.Entry)
+	go func() {
+		defer close(changes)
+		defer c.close(ctx)
+		for ctx.Err() == nil {
+			err := c.fetch(ctx, fetchWait, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+				if e, ok := entryOf(m, meta, prefix); ok {
+					select {
+					case changes <- e:
+					case <-ctx.Done():
+					}
+				}
+				return nil
+			})
+			if err != nil || c.stillThere(ctx) != nil {
+				return
+			}
+		}
+	}()
+	return changes, nil
 }

@@ -62,11 +62,11 @@ func partition(keyTokens string, partitions int) int {
 func requestStream(eng, controller string) string {
 	return fmt.Sprintf("RQ_%s_%s", token(eng), token(controller))
 }
-func stateStream(eng string) string { return "RQS_" + token(eng) }
-func claimStream(eng string) string { return "RQC_" + token(eng) }
-func eventStream(eng string) string { return "EV_" + token(eng) }
-func deadStream(eng string) string  { return "DEAD_" + token(eng) }
-func storeBucket(eng string) string { return "windlass_" + token(eng) }
+func stateStream(eng string) string        { return "RQS_" + token(eng) }
+func coordinationStream(eng string) string { return "RQC_" + token(eng) }
+func eventStream(eng string) string        { return "EV_" + token(eng) }
+func deadStream(eng string) string         { return "DEAD_" + token(eng) }
+func storeBucket(eng string) string        { return "windlass_" + token(eng) }
 
 // untoken is the reverse of token.
 func untoken(t string) (string, error) {

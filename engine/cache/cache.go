@@ -86,6 +86,9 @@ func (c *Cache) Name() string { return c.cfg.Source.Name() }
 // Covers implements engine.Reader.
 func (c *Cache) Covers(key engine.Key) bool { return c.reader.Covers(key) }
 
+// Cached says that every replica of an engine has a cache of its own, and follows the source to fill it.
+func (c *Cache) Cached() bool { return true }
+
 // Run implements engine.Source.
 func (c *Cache) Run(ctx context.Context, emit engine.Emit) error {
 	return c.cfg.Source.Run(ctx, func(ctx context.Context, e engine.Event) error {

@@ -168,9 +168,10 @@ func (b *FaultBus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Qu
 	q := &faultQueue{bus: b, disk: b.disks[name], cfg: cfg, life: b.life}
 	b.mu.Unlock()
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
-		Queue: cfg.Rules(), Partitions: 1, Workers: cfg.Workers, ExtendEvery: time.Minute, Failed: func(error) {},
+		Queue: cfg.Rules(), Partitions: 1, Partition: func(engine.Key) int { return 0 }, Workers: cfg.Workers, ExtendEvery: time.Minute,
+		Failed: func(error) {},
 	})
-	return q, q.owner.Load(ctx)
+	return q, q.owner.AcquireAll(ctx, 1)
 }
 
 type faultQueue struct {
@@ -212,7 +213,7 @@ func (q *faultQueue) Enqueue(_ context.Context, req engine.Request) error {
 }
 
 // Load implements owner.Broker.
-func (q *faultQueue) Load(context.Context, int) ([]queue.State[engine.Key, engine.Causes], error) {
+func (q *faultQueue) Load(context.Context, owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
 	q.bus.mu.Lock()
 	defer q.bus.mu.Unlock()
 	states := make([]queue.State[engine.Key, engine.Causes], 0, len(q.disk.states))
@@ -235,7 +236,7 @@ func byText(a, b engine.Key) int {
 }
 
 // Fetch implements owner.Broker.
-func (q *faultQueue) Fetch(ctx context.Context, _ int, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
+func (q *faultQueue) Fetch(ctx context.Context, _ owner.Term, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
 	b := q.bus
 	b.mu.Lock()
 	// How often is fetched depends on the order of goroutines: what is decided depends on the time instead.
@@ -313,6 +314,9 @@ func (q *faultQueue) Save(_ context.Context, s queue.State[engine.Key, engine.Ca
 	return nil
 }
 
+// Hand implements owner.Broker. The only owner hands nothing over.
+func (q *faultQueue) Hand(context.Context, engine.Key, engine.Causes) error { return nil }
+
 // Run implements engine.Queue.
 func (q *faultQueue) Run(intake, work context.Context, newProcess func() engine.Process) error {
 	// A crash ends everything at once: what is running is cut off, and its outcome reaches nobody.
@@ -331,8 +335,8 @@ func (q *faultQueue) Run(intake, work context.Context, newProcess func() engine.
 	})
 	q.owner.Run(intake, work, func() owner.Process[engine.Key, engine.Causes] {
 		process := newProcess()
-		return func(ctx context.Context, run *queue.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
-			req := engine.RequestOf(q.cfg.Controller, run)
+		return func(ctx context.Context, run *owner.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
+			req := engine.RequestOf(q.cfg.Controller, &run.Run)
 			return engine.AfterRun(&req, process(ctx, req))
 		}
 	})

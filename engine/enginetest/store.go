@@ -25,6 +25,7 @@ func TestStore(t *testing.T, newStore func(t *testing.T) kv.Store) {
 		{"what was deleted can be created again", "a marker of a deletion is no entry", createAfterDelete},
 		{"a list has the entries under a prefix", "records are loaded at start", list},
 		{"a key is any text", "keys come from foreign systems", oddKeys},
+		{"a watch tells what others write", "replicas share one table", watch},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Log("because", c.why)
@@ -120,6 +121,48 @@ func list(ctx context.Context, t *testing.T, s kv.Store) {
 	}
 	if sort.Strings(got); strings.Join(got, " ") != "x/a x/b" {
 		t.Fatalf("got %v", got)
+	}
+}
+
+func watch(ctx context.Context, t *testing.T, s kv.Store) {
+	w, ok := s.(kv.Watcher)
+	if !ok {
+		t.Skip("the store is not shared")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	put(ctx, t, s, "x/before", "1", "")
+	gone := put(ctx, t, s, "x/gone", "1", "")
+	changes, err := w.Watch(ctx, "x/")
+	must(t, changes, err)
+	put(ctx, t, s, "y/other", "1", "")
+	first := put(ctx, t, s, "x/a", "1", "")
+	second := put(ctx, t, s, "x/a", "2", first)
+	if !(kv.Entry{Revision: second}).After(first) || (kv.Entry{Revision: first}).After(second) {
+		t.Fatalf("revision %q is not after %q", second, first)
+	}
+	must(t, 0, s.Delete(ctx, "x/gone", gone))
+	last := map[string]kv.Entry{}
+	for last["x/a"].Revision != second || !last["x/gone"].Deleted {
+		select {
+		case e, open := <-changes:
+			if !open || !strings.HasPrefix(e.Key, "x/") {
+				t.Fatalf("got %+v, open %v", e, open)
+			}
+			if was := last[e.Key]; was.Revision != "" && !e.After(was.Revision) {
+				t.Fatalf("%+v came after %+v", e, was)
+			}
+			last[e.Key] = e
+		case <-ctx.Done():
+			t.Fatal(ctx.Err())
+		}
+	}
+	if string(last["x/a"].Value) != "2" || !last["x/gone"].After(gone) {
+		t.Fatalf("got %+v", last)
+	}
+	cancel()
+	for range changes { // it is closed
+		continue
 	}
 }
 

@@ -19,8 +19,19 @@ var (
 type Entry struct {
 	Key   string
 	Value []byte
-	// Revision is opaque; it differs whenever the value was written anew.
+	// Revision differs whenever the value was written anew. It is opaque, but of two revisions of a key the later is the
+	// longer text, or of two equally long ones the greater.
 	Revision string
+	// Deleted says, in what Watch tells, that the entry is gone.
+	Deleted bool
+}
+
+// After says whether e is later than a revision of its key.
+func (e Entry) After(revision string) bool {
+	if len(e.Revision) != len(revision) {
+		return len(e.Revision) > len(revision)
+	}
+	return e.Revision > revision
 }
 
 // Store keeps entries by key. A key is any text, however odd. Its methods are safe for concurrent use and return once
@@ -36,4 +47,13 @@ type Store interface {
 	Delete(ctx context.Context, key, revision string) error
 	// List returns the entries whose key begins with prefix, in no order.
 	List(ctx context.Context, prefix string) ([]Entry, error)
+}
+
+// Watcher is a Store that several processes share.
+type Watcher interface {
+	Store
+	// Watch tells every write and deletion of an entry whose key begins with prefix, by whomever, from its return on; it may
+	// tell earlier ones too. Of several of one key at least the last is told. The channel is closed when ctx ends, or when
+	// something may have been missed: then watch again, and list.
+	Watch(ctx context.Context, prefix string) (<-chan Entry, error)
 }

@@ -39,8 +39,12 @@ type Lease struct {
 	err   error
 }
 
-// New returns a lease that is not held. A ttl of 0 is DefaultTTL.
+// New returns a lease that is not held. A ttl of 0 is what the store's method TTL() time.Duration says, if it has one, or
+// DefaultTTL.
 func New(store Store, name, holder string, ttl time.Duration) *Lease {
+	if s, ok := store.(interface{ TTL() time.Duration }); ttl == 0 && ok {
+		ttl = s.TTL()
+	}
 	if ttl == 0 {
 		ttl = DefaultTTL
 	}
@@ -69,6 +73,35 @@ func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
+}
+
+// Await blocks until the lease is held. It returns false if ctx ended first.
+func (l *Lease) Await(ctx context.Context) bool {
+	for ctx.Err() == nil {
+		if l.Held() {
+			return true
+		}
+		select {
+		case <-l.changed:
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// AwaitLoss blocks until the lease is not held any more, or by another grant. It returns false if ctx ended first.
+func (l *Lease) AwaitLoss(ctx context.Context) bool {
+	epoch := l.Epoch()
+	for {
+		select {
+		case <-l.changed:
+			if !l.Held() || l.Epoch() != epoch {
+				return true // another epoch means that it was lost and regained between two looks
+			}
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // Run takes the lease as soon as it can and renews it three times in its time to live, until ctx ends; then it gives it
@@ -107,7 +140,7 @@ func (l *Lease) ask(ctx context.Context) time.Duration {
 	}
 	l.set(until, epoch, err)
 	wait := l.ttl / 3
-	if err != nil {
+	if err != nil || !held {
 		wait = l.ttl / 10
 	}
 	if left := time.Until(until); left > 0 {

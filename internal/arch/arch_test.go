@@ -48,7 +48,7 @@ var layers = []struct {
 	{"sources/", []string{"engine"}},
 	{"sinks/memory", []string{"engine", "sources/memory"}},
 	{"sinks/", []string{"engine"}},
-	{"adapters/", []string{"engine", "engine/kv", "internal/queue", "internal/owner"}},
+	{"adapters/", []string{"engine", "engine/kv", "engine/lease", "internal/queue", "internal/owner"}},
 	{"tracing/otlp", nil},
 	{"tracing", []string{"engine"}},
 	{"cmd/", []string{"engine", "engine/app", "engine/metrics", "engine/sync", "adapters/nats", "sources/topic", "tracing", "tracing/otlp"}},

@@ -11,13 +11,22 @@ import (
 
 // Broker is what the owner needs of a durable bus. Its methods are safe for concurrent use.
 type Broker[K comparable, V any] interface {
-	// Load returns the state records of a partition.
-	Load(ctx context.Context, partition int) ([]queue.State[K, V], error)
+	// Load returns the state records of a partition, once nothing that a former owner does can reach it any more.
+	Load(ctx context.Context, t Term) ([]queue.State[K, V], error)
 	// Fetch waits for messages of a partition and class and passes them on as they come. It returns nil after a while,
 	// whether any came or not. The same message may be delivered again.
-	Fetch(ctx context.Context, partition int, class queue.Class, take func(Message[K, V])) error
+	Fetch(ctx context.Context, t Term, class queue.Class, take func(Message[K, V])) error
 	// Save stores a key's state record; an empty state removes it.
 	Save(ctx context.Context, s queue.State[K, V]) error
+	// Hand gives the broker a request that only this owner knew of, for the next owner.
+	Hand(ctx context.Context, key K, value V) error
+}
+
+// Term is the time in which a partition is this owner's.
+type Term struct {
+	Partition int
+	// Epoch grows from owner to owner.
+	Epoch uint64
 }
 
 // Message is a request that the broker keeps until it is acked.
@@ -31,27 +40,66 @@ type Message[K comparable, V any] struct {
 	Ack func()
 	// Extend tells the broker that the message is still in hand.
 	Extend func()
+
+	running bool // the run that it asked for is under way
 }
+
+// Run is a key that is to be worked on.
+type Run[K comparable, V any] struct {
+	queue.Run[K, V]
+	// Fence is the epoch of the key's partition.
+	Fence uint64
+}
+
+// Process works on one key and says what came of it.
+type Process[K comparable, V any] = func(context.Context, *Run[K, V]) queue.Outcome[V]
 
 // Config describes an owner.
 type Config[K comparable, V any] struct {
 	Queue      queue.Config[K, V]
 	Partitions int
-	Workers    int
+	// Partition is that of a key.
+	Partition func(key K) int
+	Workers   int
+	// Trusted says whether a run may start now. Nil is always.
+	Trusted func() bool
 	// ExtendEvery is how often the broker is told of the messages in hand.
 	ExtendEvery time.Duration
 	// Failed is told what goes wrong with the broker; the owner tries again.
 	Failed func(err error)
 }
 
-// Owner drives one controller's queue.
+// Owner drives one controller's queue. Its methods are safe for concurrent use.
 type Owner[K comparable, V any] struct {
 	cfg    Config[K, V]
 	broker Broker[K, V]
 	queue  *queue.Queue[K, held[K, V]]
 
-	mu     sync.Mutex
-	inHand map[uint64]*Message[K, V]
+	// mu makes the end of a term one moment: what the queue knows of a partition changes under it.
+	mu      sync.Mutex
+	terms   []*term // by partition; nil: not ours
+	inHand  map[uint64]*Message[K, V]
+	session *session
+}
+
+// session is the time of Run.
+type session struct {
+	intake, work context.Context
+	group        sync.WaitGroup
+	ended        bool
+}
+
+// term is a partition at work.
+type term struct {
+	Term
+
+	runs   context.Context         // of its runs and what follows from them; nil before the session
+	end    context.CancelCauseFunc // of runs
+	stop   context.CancelFunc      // of fetching
+	closed bool                    // nothing new is begun
+	over   bool                    // nothing that happens now reaches the broker
+	busy   int                     // runs under way
+	idle   chan struct{}           // closed when a closed term is no longer busy
 }
 
 // held is a value with the messages that asked for it.
@@ -60,9 +108,9 @@ type held[K comparable, V any] struct {
 	messages []*Message[K, V]
 }
 
-// New returns an owner that has nothing in hand.
+// New returns an owner of nothing.
 func New[K comparable, V any](broker Broker[K, V], cfg Config[K, V]) *Owner[K, V] {
-	o := &Owner[K, V]{cfg: cfg, broker: broker, inHand: make(map[uint64]*Message[K, V])}
+	o := &Owner[K, V]{cfg: cfg, broker: broker, inHand: make(map[uint64]*Message[K, V]), terms: make([]*term, cfg.Partitions)}
 	qc := queue.Config[K, held[K, V]]{
 		Hash: cfg.Queue.Hash, Debounce: cfg.Queue.Debounce, DebounceMax: cfg.Queue.DebounceMax, Limit: cfg.Queue.Limit,
 		Join: func(into *held[K, V], from held[K, V]) {
@@ -80,87 +128,222 @@ func New[K comparable, V any](broker Broker[K, V], cfg Config[K, V]) *Owner[K, V
 	return o
 }
 
-// Add asks for a run of a request that the broker does not keep, because it can be found again after a crash.
-func (o *Owner[K, V]) Add(key K, value V, opts queue.Options) {
-	o.queue.Add(key, held[K, V]{value: value}, opts)
+// Acquire begins a term: it takes up what the broker keeps of a partition. The partition must not be owned.
+func (o *Owner[K, V]) Acquire(ctx context.Context, begun Term) error {
+	states, err := o.broker.Load(ctx, begun)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t := &term{Term: begun, idle: make(chan struct{})}
+	for _, s := range states {
+		o.queue.Restore(hold(s))
+	}
+	o.terms[t.Partition] = t
+	if o.session != nil {
+		o.begin(t)
+	}
+	return nil
 }
 
-// Process works on one key and says what came of it.
-type Process[K comparable, V any] = func(context.Context, *queue.Run[K, V]) queue.Outcome[V]
-
-// Run takes up what the broker keeps and works on one key after the other until intake ends; then it waits for the runs
-// to end. Each worker calls newProcess once.
-func (o *Owner[K, V]) Run(intake, work context.Context, newProcess func() Process[K, V]) {
-	defer context.AfterFunc(intake, o.queue.Close)()
-	var group sync.WaitGroup
-	for p := range o.cfg.Partitions {
-		for c := range queue.Classes {
-			group.Go(func() { o.fetch(intake, p, c) })
-		}
-	}
-	for range o.cfg.Workers {
-		group.Go(func() { o.work(work, newProcess()) })
-	}
-	group.Go(func() { o.extend(intake) })
-	group.Wait()
-}
-
-// Load takes up the state records. It comes before Add and Run: a list must find out what is parked and what is due.
-func (o *Owner[K, V]) Load(ctx context.Context) error {
+// AcquireAll begins a term of every partition.
+func (o *Owner[K, V]) AcquireAll(ctx context.Context, epoch uint64) error {
 	errs := make([]error, o.cfg.Partitions)
 	var group sync.WaitGroup
 	for p := range o.cfg.Partitions {
-		group.Go(func() {
-			states, err := o.broker.Load(ctx, p)
-			for _, s := range states {
-				o.queue.Restore(hold(s))
-			}
-			errs[p] = err
-		})
+		group.Go(func() { errs[p] = o.Acquire(ctx, Term{Partition: p, Epoch: epoch}) })
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
+// begin starts to fetch the messages of a partition. The owner is locked.
+func (o *Owner[K, V]) begin(t *term) {
+	t.runs, t.end = context.WithCancelCause(o.session.work)
+	fetching, stop := context.WithCancel(o.session.intake)
+	t.stop = stop
+	if o.session.ended {
+		return
+	}
+	for c := range queue.Classes {
+		o.session.group.Go(func() { o.fetch(fetching, t, c) })
+	}
+}
+
+// Revoke ends the term of a partition at once: its runs are cancelled with cause, and what comes of them reaches nobody.
+func (o *Owner[K, V]) Revoke(partition int, cause error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if t := o.terms[partition]; t != nil {
+		o.over(t, cause)
+	}
+}
+
+// over ends a term. The owner is locked.
+func (o *Owner[K, V]) over(t *term, cause error) {
+	t.closed, t.over = true, true
+	o.terms[t.Partition] = nil
+	o.drop(t, func(K, held[K, V]) {})
+	if t.end != nil {
+		t.stop()
+		t.end(cause)
+	}
+}
+
+// drop forgets what waits in a partition. The broker delivers it again, to whoever owns the partition then.
+func (o *Owner[K, V]) drop(t *term, dropped func(K, held[K, V])) {
+	o.queue.Forget(func(key K) bool { return o.cfg.Partition(key) == t.Partition }, t.over, dropped)
+	for id, m := range o.inHand {
+		if o.cfg.Partition(m.Key) == t.Partition && (t.over || !m.running) {
+			delete(o.inHand, id)
+		}
+	}
+}
+
+// Surrender ends the term of a partition in good order: nothing new is begun, what runs ends, and the broker knows all.
+// When ctx ends first, the runs are cancelled with cause.
+func (o *Owner[K, V]) Surrender(ctx context.Context, partition int, cause error) {
+	o.mu.Lock()
+	t := o.terms[partition]
+	if t == nil || t.closed {
+		o.mu.Unlock()
+		return
+	}
+	type request struct {
+		key   K
+		value V
+	}
+	var unknown []request // to the broker
+	t.closed = true
+	o.drop(t, func(key K, h held[K, V]) {
+		if len(h.messages) == 0 {
+			unknown = append(unknown, request{key, h.value})
+		}
+	})
+	if t.stop != nil {
+		t.stop()
+	}
+	if t.busy == 0 {
+		close(t.idle)
+	}
+	o.mu.Unlock()
+	for _, r := range unknown {
+		o.until(ctx, func() error { return o.broker.Hand(ctx, r.key, r.value) })
+	}
+	select {
+	case <-t.idle:
+	case <-ctx.Done():
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !t.over {
+		o.over(t, cause)
+	}
+}
+
+// Owned returns the partitions that are this owner's.
+func (o *Owner[K, V]) Owned() []Term {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var owned []Term
+	for _, t := range o.terms {
+		if t != nil {
+			owned = append(owned, t.Term)
+		}
+	}
+	return owned
+}
+
+// Add asks for a run of a request that the broker does not keep, because it can be found again after a crash. It returns
+// false if the key is not this owner's.
+func (o *Owner[K, V]) Add(key K, value V, opts queue.Options) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if t := o.terms[o.cfg.Partition(key)]; t == nil || t.closed {
+		return false
+	}
+	o.queue.Add(key, held[K, V]{value: value}, opts)
+	return true
+}
+
+// Run works on one key after the other until intake ends; then it waits for the runs to end. Each worker calls newProcess
+// once.
+func (o *Owner[K, V]) Run(intake, work context.Context, newProcess func() Process[K, V]) {
+	defer context.AfterFunc(intake, o.queue.Close)()
+	s := &session{intake: intake, work: work}
+	o.mu.Lock()
+	o.session = s
+	for _, t := range o.terms {
+		if t != nil {
+			o.begin(t)
+		}
+	}
+	for range o.cfg.Workers {
+		s.group.Go(func() { o.work(work, newProcess()) })
+	}
+	s.group.Go(func() { o.extend(intake) })
+	o.mu.Unlock()
+	<-intake.Done()
+	o.mu.Lock()
+	s.ended = true // no term begins to fetch any more
+	o.mu.Unlock()
+	s.group.Wait()
+}
+
 // fetch takes messages of one partition and class into the queue until ctx ends.
-func (o *Owner[K, V]) fetch(ctx context.Context, partition int, class queue.Class) {
+func (o *Owner[K, V]) fetch(ctx context.Context, t *term, class queue.Class) {
 	for ctx.Err() == nil {
-		err := o.broker.Fetch(ctx, partition, class, func(m Message[K, V]) { o.take(ctx, m) })
+		err := o.broker.Fetch(ctx, t.Term, class, func(m Message[K, V]) { o.take(t, m) })
 		if err != nil && ctx.Err() == nil {
 			o.cfg.Failed(err)
-			pause(ctx)
+			sleep(ctx, brokerWait)
 		}
 	}
 }
 
 // take adds a message to the queue, unless it is in hand already.
-func (o *Owner[K, V]) take(ctx context.Context, m Message[K, V]) {
+func (o *Owner[K, V]) take(t *term, m Message[K, V]) {
 	o.mu.Lock()
-	_, known := o.inHand[m.ID]
-	if !known {
-		o.inHand[m.ID] = &m
+	if _, known := o.inHand[m.ID]; known || t.closed {
+		o.mu.Unlock()
+		return
 	}
+	o.inHand[m.ID] = &m
+	added := o.queue.Add(m.Key, held[K, V]{m.Value, []*Message[K, V]{&m}}, m.Options)
 	o.mu.Unlock()
-	if known {
-		return
-	}
-	if m.Options.Later != 0 {
-		o.takeLater(ctx, &m)
-		return
-	}
-	if o.queue.Add(m.Key, held[K, V]{m.Value, []*Message[K, V]{&m}}, m.Options) == queue.Absorbed {
+	switch {
+	case m.Options.Later == 0 && added == queue.Absorbed:
 		o.ack(&m)
+	case m.Options.Later != 0 && added == queue.Delayed: // otherwise its time has come: a request like any other now
+		o.takeLater(t, &m)
 	}
 }
 
 // takeLater makes a request for a later time part of its key's record.
-func (o *Owner[K, V]) takeLater(ctx context.Context, m *Message[K, V]) {
-	if o.queue.Add(m.Key, held[K, V]{m.Value, []*Message[K, V]{m}}, m.Options) != queue.Delayed {
-		return // its time has come: it is a request like any other now
+func (o *Owner[K, V]) takeLater(t *term, m *Message[K, V]) {
+	o.mu.Lock()
+	var s queue.State[K, held[K, V]]
+	ok := !t.closed
+	if ok {
+		if s, ok = o.queue.Hold(m.Key); ok {
+			t.busy++
+		}
 	}
-	if s, ok := o.queue.Hold(m.Key); ok {
-		o.store(ctx, s)
-		o.queue.Release(m.Key)
+	o.mu.Unlock()
+	if ok {
+		o.store(t, s)
+		o.release(t, m.Key)
+	}
+}
+
+// release unlocks a key after its run.
+func (o *Owner[K, V]) release(t *term, key K) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.queue.Release(key)
+	if t.busy--; t.busy == 0 && t.closed {
+		close(t.idle)
 	}
 }
 
@@ -170,43 +353,76 @@ func (o *Owner[K, V]) work(ctx context.Context, process Process[K, V]) {
 		if !ok {
 			return
 		}
-		out := process(ctx, &queue.Run[K, V]{
+		t := o.start(&run)
+		if t == nil {
+			continue
+		}
+		if !o.trusted(t) {
+			o.release(t, run.Key)
+			continue
+		}
+		out := process(t.runs, &Run[K, V]{Fence: t.Epoch, Run: queue.Run[K, V]{
 			Key: run.Key, Value: run.Value.value, Class: run.Class, Attempt: run.Attempt,
 			RetryPending: run.RetryPending, Since: run.Since, Taken: run.Taken,
-		})
-		o.finish(ctx, run, out)
+		}})
+		o.finish(t, run, out)
+		o.release(t, run.Key)
 	}
 }
 
-// finish stores what follows from a run, acks what caused it and unlocks the key, in this order.
-func (o *Owner[K, V]) finish(ctx context.Context, run queue.Run[K, held[K, V]], out queue.Outcome[V]) {
-	defer o.queue.Release(run.Key)
+// start returns the term of a run, nil if the key has become somebody else's.
+func (o *Owner[K, V]) start(run *queue.Run[K, held[K, V]]) *term {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t := o.terms[o.cfg.Partition(run.Key)]
+	if t == nil || t.closed {
+		o.queue.Abandon(run.Key)
+		return nil
+	}
+	for _, m := range run.Value.messages {
+		m.running = true
+	}
+	t.busy++
+	return t
+}
+
+// trusted waits, when this replica's right to work is in doubt, until it is beyond doubt. It returns false if the term
+// has ended first.
+func (o *Owner[K, V]) trusted(t *term) bool {
+	for o.cfg.Trusted != nil && !o.cfg.Trusted() {
+		if !sleep(t.runs, 10*time.Millisecond) {
+			return false
+		}
+	}
+	return true
+}
+
+// finish stores what follows from a run and acks what caused it, in this order.
+func (o *Owner[K, V]) finish(t *term, run queue.Run[K, held[K, V]], out queue.Outcome[V]) {
+	o.mu.Lock()
+	if t.over {
+		o.mu.Unlock()
+		return // the next owner repeats it
+	}
 	s := o.queue.Finish(run, queue.Outcome[held[K, V]]{
 		Verdict: out.Verdict, After: out.After, NotBefore: out.NotBefore, Err: out.Err, Value: held[K, V]{value: out.Value},
 	})
+	o.mu.Unlock()
 	if out.Verdict == queue.Interrupt {
 		return // the messages and the old record stay for the next owner
 	}
-	if o.store(ctx, s) {
+	if o.store(t, s) {
 		for _, m := range run.Value.messages {
 			o.ack(m)
 		}
 	}
 }
 
-// store writes a record until the broker takes it, and acks the messages that live on in it. It gives up when ctx
+// store writes a record until the broker takes it, and acks the messages that live on in it. It gives up when the term
 // ends: then nothing is acked and the run is repeated elsewhere.
-func (o *Owner[K, V]) store(ctx context.Context, s queue.State[K, held[K, V]]) bool {
-	for {
-		err := o.broker.Save(ctx, release(s))
-		if err == nil {
-			break
-		}
-		if ctx.Err() != nil {
-			return false
-		}
-		o.cfg.Failed(err)
-		pause(ctx)
+func (o *Owner[K, V]) store(t *term, s queue.State[K, held[K, V]]) bool {
+	if !o.until(t.runs, func() error { return o.broker.Save(t.runs, release(s)) }) {
+		return false
 	}
 	for _, m := range s.LaterValue.messages {
 		o.ack(m)
@@ -214,10 +430,27 @@ func (o *Owner[K, V]) store(ctx context.Context, s queue.State[K, held[K, V]]) b
 	return true
 }
 
+// until asks the broker again and again. It returns false if ctx ended first.
+func (o *Owner[K, V]) until(ctx context.Context, done func() error) bool {
+	for {
+		err := done()
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		o.cfg.Failed(err)
+		sleep(ctx, brokerWait)
+	}
+}
+
 func (o *Owner[K, V]) ack(m *Message[K, V]) {
 	o.mu.Lock()
-	_, mine := o.inHand[m.ID]
-	delete(o.inHand, m.ID)
+	mine := o.inHand[m.ID] == m // and not another delivery of it, to another term
+	if mine {
+		delete(o.inHand, m.ID)
+	}
 	o.mu.Unlock()
 	if mine {
 		m.Ack()
@@ -302,10 +535,5 @@ func recast[K comparable, A, B any](s queue.State[K, A], f func(A) B) queue.Stat
 	}
 }
 
-// pause waits before the broker is tried again.
-func pause(ctx context.Context) {
-	select {
-	case <-time.After(100 * time.Millisecond):
-	case <-ctx.Done():
-	}
-}
+// brokerWait is how long a broker that failed is left alone.
+const brokerWait = 100 * time.Millisecond

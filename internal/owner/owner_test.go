@@ -63,13 +63,13 @@ func (d *disk) publish(key string, value int, opts queue.Options) {
 	d.changed = make(chan struct{})
 }
 
-func (d *disk) Load(context.Context, int) ([]queue.State[string, int], error) {
+func (d *disk) Load(context.Context, Term) ([]queue.State[string, int], error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Collect(maps.Values(d.states)), nil
 }
 
-func (d *disk) Fetch(ctx context.Context, _ int, class queue.Class, take func(Message[string, int])) error {
+func (d *disk) Fetch(ctx context.Context, _ Term, class queue.Class, take func(Message[string, int])) error {
 	if class != queue.Live {
 		<-ctx.Done()
 		return nil
@@ -106,6 +106,8 @@ func (d *disk) Save(_ context.Context, s queue.State[string, int]) error {
 	return nil
 }
 
+func (d *disk) Hand(context.Context, string, int) error { return nil }
+
 func (d *disk) left() (messages, states int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -118,10 +120,10 @@ type process = Process[string, int]
 func life(t *testing.T, d *disk, workers int, p process) (drain, crash func()) {
 	t.Helper()
 	o := New(d, Config[string, int]{
-		Queue: queue.Config[string, int]{Join: func(into *int, from int) { *into = max(*into, from) }}, Partitions: 1, Workers: workers,
+		Queue: queue.Config[string, int]{Join: func(into *int, from int) { *into = max(*into, from) }}, Partitions: 1, Partition: func(string) int { return 0 }, Workers: workers,
 		ExtendEvery: time.Minute, Failed: func(error) {},
 	})
-	require.NoError(t, o.Load(t.Context()))
+	require.NoError(t, o.AcquireAll(t.Context(), 1))
 	intake, stop := context.WithCancel(t.Context())
 	work, kill := context.WithCancel(t.Context())
 	var group sync.WaitGroup
@@ -134,7 +136,7 @@ func TestMessageIsAckedAfterItsRunAndNotBefore(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
 		during := 0
-		drain, _ := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ := life(t, d, 1, func(context.Context, *Run[string, int]) queue.Outcome[int] {
 			during, _ = d.left()
 			return queue.Outcome[int]{}
 		})
@@ -151,7 +153,7 @@ func TestDelayIsStoredBeforeTheAck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
-		drain, _ := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ := life(t, d, 1, func(context.Context, *Run[string, int]) queue.Outcome[int] {
 			return queue.Outcome[int]{Verdict: queue.Retry, After: time.Hour, Value: 7}
 		})
 		time.Sleep(time.Minute)
@@ -168,7 +170,7 @@ func TestNothingIsAckedThatCouldNotBeStored(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
 		d.away = true
-		_, crash := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
+		_, crash := life(t, d, 1, func(context.Context, *Run[string, int]) queue.Outcome[int] {
 			return queue.Outcome[int]{Verdict: queue.Retry, After: time.Hour}
 		})
 		time.Sleep(time.Minute)
@@ -184,7 +186,7 @@ func TestSecondDeliveryOfWhatIsInHandIsIgnored(t *testing.T) {
 		d := newDisk(0)
 		d.publish("k", 1, queue.Options{})
 		runs := 0
-		drain, _ := life(t, d, 4, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ := life(t, d, 4, func(context.Context, *Run[string, int]) queue.Outcome[int] {
 			runs++
 			time.Sleep(time.Minute) // sixty deliveries
 			return queue.Outcome[int]{}
@@ -199,14 +201,14 @@ func TestCrashDuringARunRepeatsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(0)
 		d.states["k"] = queue.State[string, int]{Key: "k", Attempt: 3, Due: time.Now().UnixNano(), Retry: true, Value: 5}
-		_, crash := life(t, d, 1, func(ctx context.Context, run *queue.Run[string, int]) queue.Outcome[int] {
+		_, crash := life(t, d, 1, func(ctx context.Context, run *Run[string, int]) queue.Outcome[int] {
 			<-ctx.Done()
 			return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
 		})
 		time.Sleep(time.Minute)
 		crash()
-		var got queue.Run[string, int]
-		drain, _ := life(t, d, 1, func(_ context.Context, run *queue.Run[string, int]) queue.Outcome[int] {
+		var got Run[string, int]
+		drain, _ := life(t, d, 1, func(_ context.Context, run *Run[string, int]) queue.Outcome[int] {
 			got = *run
 			return queue.Outcome[int]{}
 		})
@@ -224,14 +226,14 @@ func TestRequestForLaterBecomesPartOfTheRecord(t *testing.T) {
 		d := newDisk(0)
 		at := time.Now().Add(time.Hour)
 		d.publish("k", 1, queue.Options{Later: at.UnixNano()})
-		drain, _ := life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] { return queue.Outcome[int]{} })
+		drain, _ := life(t, d, 1, func(context.Context, *Run[string, int]) queue.Outcome[int] { return queue.Outcome[int]{} })
 		time.Sleep(time.Minute)
 		drain()
 		messages, _ := d.left()
 		require.Zero(t, messages)
 		require.Equal(t, at.UnixNano(), d.states["k"].Later)
 		var ran time.Time
-		drain, _ = life(t, d, 1, func(context.Context, *queue.Run[string, int]) queue.Outcome[int] {
+		drain, _ = life(t, d, 1, func(context.Context, *Run[string, int]) queue.Outcome[int] {
 			ran = time.Now()
 			return queue.Outcome[int]{}
 		})
@@ -251,7 +253,7 @@ func TestNothingIsLost(t *testing.T) {
 			fates, rng := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
 			published, seen, running := map[string]int{}, map[string]int{}, map[string]bool{}
 			var mu sync.Mutex
-			handle := func(ctx context.Context, run *queue.Run[string, int]) queue.Outcome[int] {
+			handle := func(ctx context.Context, run *Run[string, int]) queue.Outcome[int] {
 				mu.Lock()
 				if running[run.Key] {
 					t.Errorf("seed %d: %s runs twice at once", seed, run.Key)

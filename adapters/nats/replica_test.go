@@ -1,0 +1,270 @@
+package nats_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/windlass-dev/windlass/adapters/nats"
+	"github.com/windlass-dev/windlass/engine"
+)
+
+// fleet are replicas of one engine, each with a connection of its own, and what they did.
+type fleet struct {
+	*bed
+
+	mu       sync.Mutex
+	ran      map[string]map[string]int // by key: how often which replica ran it
+	running  map[string]bool
+	overlaps int
+	fences   map[string]uint64
+}
+
+type ship struct {
+	name   string
+	conn   *nats.Connection
+	bus    *nats.Bus
+	engine *engine.Engine
+	stop   func()
+}
+
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	return &fleet{bed: newBed(t), ran: map[string]map[string]int{}, running: map[string]bool{}, fences: map[string]uint64{}}
+}
+
+// launch starts a replica whose controllers c makes.
+func (f *fleet) launch(name string, c func(orders, shipments *nats.Bucket) engine.Controller) *ship {
+	f.t.Helper()
+	s := &ship{name: name}
+	var err error
+	s.conn, err = f.server.Connect(f.t.Context(), "")
+	require.NoError(f.t, err)
+	s.bus, err = nats.NewBus(f.t.Context(), s.conn, nats.BusConfig{Engine: "shop"})
+	require.NoError(f.t, err)
+	orders, err := nats.NewBucket(f.t.Context(), s.conn, nats.BucketConfig{Bucket: "orders", Create: true})
+	require.NoError(f.t, err)
+	shipments, err := nats.NewBucket(f.t.Context(), s.conn, nats.BucketConfig{Bucket: "shipments", Create: true})
+	require.NoError(f.t, err)
+	e, stop := run(f.t, engine.Config{Name: "shop", Bus: s.bus, Controllers: []engine.Controller{c(orders, shipments)}})
+	s.engine = e
+	var once sync.Once
+	s.stop = func() { once.Do(func() { stop(); s.bus.Close(context.Background()); s.conn.Close() }) }
+	f.t.Cleanup(s.stop)
+	return s
+}
+
+// noting is a handler that notes what a replica runs, for as long as its context lets it.
+func (f *fleet) noting(name string, h engine.Handler) engine.Handler {
+	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+		key := req.Key.Name
+		f.mu.Lock()
+		if f.running[key] {
+			f.overlaps++
+		}
+		if req.Fence < f.fences[key] {
+			f.t.Errorf("%s ran with fence %d after %d", key, req.Fence, f.fences[key])
+		}
+		f.running[key], f.fences[key] = true, req.Fence
+		if f.ran[key] == nil {
+			f.ran[key] = map[string]int{}
+		}
+		f.ran[key][name]++
+		f.mu.Unlock()
+		defer func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.running[key] = false
+		}()
+		return h(ctx, rt, req)
+	}
+}
+
+func (f *fleet) put(bucket, value string, keys ...string) {
+	f.t.Helper()
+	kv := f.kv(bucket)
+	for _, k := range keys {
+		_, err := kv.PutString(f.t.Context(), k, value)
+		require.NoError(f.t, err)
+	}
+}
+
+// runs is how many different keys a replica ran.
+func (f *fleet) runs(name string) (keys int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, by := range f.ran {
+		if by[name] > 0 {
+			keys++
+		}
+	}
+	return keys
+}
+
+func (f *fleet) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ran = map[string]map[string]int{}
+}
+
+func (f *fleet) seen() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.ran)
+}
+
+func names(prefix string, n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprint(prefix, i)
+	}
+	return out
+}
+
+func TestReplicasShareTheKeys(t *testing.T) {
+	f := newFleet(t)
+	launch := func(name string) *ship {
+		return f.launch(name, func(orders, shipments *nats.Bucket) engine.Controller {
+			return engine.NewController("shipping").For(orders).Owns(shipments).WithConcurrency(4).
+				WithHandler(f.noting(name, copying(orders, shipments)))
+		})
+	}
+	shipped := func(n int, value string) {
+		t.Helper()
+		kv := f.kv("shipments")
+		eventually(t, fmt.Sprintf("%d shipments of %q", n, value), func() bool {
+			keys, _ := kv.Keys(t.Context())
+			ok := 0
+			for _, k := range keys {
+				if e, err := kv.Get(t.Context(), k); err == nil && string(e.Value()) == "shipped "+value {
+					ok++
+				}
+			}
+			return ok == n
+		})
+	}
+	a := launch("a")
+	f.put("orders", "1", names("o", 40)...)
+	shipped(40, "1")
+	require.Equal(t, 40, f.runs("a"), "alone")
+	b, c := launch("b"), launch("c")
+	share := func() bool {
+		f.forget()
+		f.put("orders", "2", names("o", 40)...)
+		eventually(t, "all run", func() bool { return f.seen() == 40 })
+		return f.runs("a") > 0 && f.runs("b") > 0 && f.runs("c") > 0
+	}
+	eventually(t, "all three work", share)
+	shipped(40, "2")
+	for _, s := range []*ship{a, b, c} {
+		require.True(t, s.engine.Sources()[0].Synced, "%s", s.name)
+	}
+
+	f.forget()
+	a.stop()
+	f.put("orders", "3", names("o", 40)...)
+	shipped(40, "3")
+	require.Zero(t, f.runs("a"), "the one that left works no more, and who ran its sources is replaced")
+	require.NotZero(t, f.runs("b"))
+	require.NotZero(t, f.runs("c"))
+
+	f.put("shipments", "by hand", "o7")
+	shipped(40, "3")
+	require.NoError(t, f.kv("orders").Delete(t.Context(), "o8"))
+	shipped(39, "3")
+	require.Zero(t, f.overlaps)
+}
+
+func TestReplicaWithoutConnectionIsReplacedAndStops(t *testing.T) {
+	f := newFleet(t)
+	late := make(chan string, 100)
+	launch := func(name string) *ship {
+		return f.launch(name, func(orders, _ *nats.Bucket) engine.Controller {
+			return engine.NewController("c").For(orders).WithConcurrency(8).WithTimeout(time.Minute).WithHandler(
+				func(ctx context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+					f.mu.Lock()
+					if f.ran[req.Key.Name] == nil {
+						f.ran[req.Key.Name] = map[string]int{}
+					}
+					f.ran[req.Key.Name][name]++
+					f.mu.Unlock()
+					if strings.HasPrefix(req.Key.Name, "long") && name == "a" {
+						<-ctx.Done()
+						late <- context.Cause(ctx).Error()
+						return engine.Result{}, ctx.Err()
+					}
+					return engine.Result{}, nil
+				})
+		})
+	}
+	a := launch("a")
+	f.put("orders", "1", names("long", 4)...)
+	eventually(t, "a runs them", func() bool { return f.runs("a") == 4 })
+	launch("b")
+	start := time.Now()
+	a.conn.Close() // as if its cable had been pulled: it can tell nobody anything any more
+	eventually(t, "b takes them over", func() bool { return f.runs("b") == 4 })
+	require.Less(t, time.Since(start), 8*time.Second)
+	require.Len(t, late, 4, "by then the runs of a have been cancelled")
+	for range 4 {
+		require.Equal(t, engine.ErrLeaseLost.Error(), <-late)
+	}
+	f.put("orders", "2", names("new", 20)...)
+	eventually(t, "b works on everything", func() bool { return f.runs("b") == 24 })
+	require.Equal(t, 4, f.runs("a"))
+}
+
+func TestSuspensionHoldsOnAllReplicas(t *testing.T) {
+	f := newFleet(t)
+	launch := func(name string) *ship {
+		return f.launch(name, func(orders, _ *nats.Bucket) engine.Controller {
+			return engine.NewController("c").For(orders).WithConcurrency(4).WithHandler(f.noting(name, nop))
+		})
+	}
+	a, b := launch("a"), launch("b")
+	eventually(t, "both work", func() bool {
+		f.forget()
+		f.put("orders", "0", names("o", 20)...)
+		eventually(t, "all run", func() bool { return f.seen() == 20 })
+		return f.runs("a") > 0 && f.runs("b") > 0
+	})
+	require.NoError(t, a.engine.Suspend(t.Context(), "c", engine.Key{}, engine.Suspension{Reason: "inspection"}))
+	eventually(t, "b knows", func() bool { return len(b.engine.Suspensions("c")) == 1 })
+	f.forget()
+	f.put("orders", "1", names("o", 20)...)
+	time.Sleep(300 * time.Millisecond)
+	require.Zero(t, f.seen())
+	require.NoError(t, b.engine.Resume(t.Context(), "c", engine.Key{}))
+	eventually(t, "what waited is reconciled", func() bool { return f.seen() == 20 })
+	require.Empty(t, a.engine.Suspensions("c"))
+}
+
+func TestSingletonRunsInOneReplicaWhoeverRunsItsSource(t *testing.T) {
+	f := newFleet(t)
+	var started [2]atomic.Int32
+	launch := func(i int, name string) *ship {
+		return f.launch(name, func(orders, _ *nats.Bucket) engine.Controller {
+			return engine.NewController("c").For(orders).WithPlacement(engine.Singleton).WithHandler(f.noting(name, nop)).
+				OnStart(func(context.Context) { started[i].Add(1) })
+		})
+	}
+	a := launch(0, "a")
+	eventually(t, "a has started", func() bool { return started[0].Load() == 1 })
+	launch(1, "b")
+	f.put("orders", "1", names("o", 10)...)
+	eventually(t, "all run", func() bool { return f.seen() == 10 })
+	require.Equal(t, 10, f.runs("a"))
+	require.Zero(t, started[1].Load())
+	f.forget()
+	a.stop()
+	f.put("orders", "2", names("o", 10)...)
+	eventually(t, "b runs all", func() bool { return f.runs("b") == 10 })
+	require.EqualValues(t, 1, started[1].Load())
+	require.Zero(t, f.runs("a"))
+}
