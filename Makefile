@@ -9,11 +9,12 @@ FUZZTIME ?= 1m
 SIMULATIONS ?= 10000
 SEED ?= 0
 PEERS ?=
+FOR ?= 60s
 EVENTS ?= 1000000
 ROUNDS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test e2e simulate lint bench fuzz tidy-check check clean
+.PHONY: help build demo test e2e simulate soak lint bench fuzz tidy-check check clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +35,9 @@ e2e: build ## Run the demo and the example configs as a user would
 
 simulate: ## Live 10,000 random lives with crashes and faults (SIMULATIONS, SEED)
 	go test -count=1 -timeout 20m -run '^TestSimulation$$' ./engine -args -simulations $(SIMULATIONS) -seed $(SEED)
+
+soak: ## Disturb replicas on a real server for a while and check that nothing is lost (FOR, SEED)
+	go run ./internal/soak -for $(FOR) $(if $(filter-out 0,$(SEED)),-seed $(SEED))
 
 lint: $(LINT) ## Run the linters
 	$(LINT) run ./...

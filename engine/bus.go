@@ -14,7 +14,8 @@ import (
 // Bus carries events as Watermill messages on the topics events.<source>, and requests through its queues.
 //
 // A bus that several replicas of an engine share has a method Leases() lease.Store. Then each source is run by one replica
-// at a time, each key by the one that owns it, and what the engine keeps in the store is followed by all.
+// at a time, each key by the one that owns it, and what the engine keeps in the store is followed by all. A bus that can tell
+// whether it works has a method Status() error.
 type Bus interface {
 	// Publisher publishes events. It may be nil: then events are not published. A publisher with a method
 	// Wants(topic string) bool is asked before a message is made.

@@ -16,6 +16,16 @@ type SourceStatus struct {
 	Synced bool
 	// Err is why the source is not running, if it is not.
 	Err error
+	// Standby says that another replica runs it for all.
+	Standby bool
+}
+
+// BusStatus says why the bus does not work at present. It returns false if the bus cannot tell, as one in memory.
+func (e *Engine) BusStatus() (known bool, err error) {
+	if b, ok := e.cfg.Bus.(interface{ Status() error }); ok {
+		return true, b.Status()
+	}
+	return false, nil
 }
 
 // Sources reports on the sources, for readiness.
@@ -24,7 +34,7 @@ func (e *Engine) Sources() []SourceStatus {
 	defer e.mu.RUnlock()
 	out := make([]SourceStatus, 0, len(e.routers))
 	for _, r := range e.routers {
-		s := SourceStatus{Name: r.source.Name()}
+		s := SourceStatus{Name: r.source.Name(), Standby: !r.leads.Load()}
 		select {
 		case <-r.synced:
 			s.Synced = true

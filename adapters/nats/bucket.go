@@ -210,7 +210,7 @@ func (b *Bucket) watch(ctx context.Context, emit engine.Emit) error {
 		return err
 	}
 	for ctx.Err() == nil {
-		err := c.fetch(ctx, fetchWait, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		err := c.fetch(ctx, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			return b.follow(ctx, emit, b.event(m, meta))
 		})
 		if err != nil {
@@ -262,7 +262,7 @@ func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit) error {
 		if done {
 			break
 		}
-		err = c.fetch(ctx, 100*time.Millisecond, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		err = c.fetchPending(ctx, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			e := b.event(m, meta)
 			delete(gone, e.Key.Name)
 			if e.Operation == engine.Put && first {
@@ -273,9 +273,6 @@ func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit) error {
 			return b.follow(ctx, emit, e)
 		})
 		if err != nil {
-			return err
-		}
-		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}

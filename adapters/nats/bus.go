@@ -173,6 +173,18 @@ func (b *Bus) Store() kv.Store { return b.store }
 // replica.
 func (b *Bus) Leases() lease.Store { return b.leases }
 
+// Status says why the bus does not work at present, nil if it does.
+func (b *Bus) Status() error {
+	switch {
+	case !b.conn.Connected():
+		return fmt.Errorf("NATS at %s cannot be reached; changes wait there", b.conn.url)
+	case !b.replica.Trusted():
+		return errors.New("NATS did not answer for so long that another replica may have taken over; no reconcile starts until it does")
+	default:
+		return nil
+	}
+}
+
 // Close hands over what is this replica's and ends its membership. The connection stays open: it belongs to whoever
 // opened it.
 func (b *Bus) Close(ctx context.Context) {

@@ -161,6 +161,7 @@ func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []nat
 		natsgo.Name("windlass"),
 		natsgo.MaxReconnects(-1),
 		natsgo.ReconnectWait(250*time.Millisecond),
+		natsgo.ReconnectBufSize(-1), // what is written while there is no connection must not arrive when the writer is fenced
 		natsgo.ReconnectJitter(100*time.Millisecond, time.Second),
 		natsgo.Timeout(5*time.Second),
 		natsgo.PingInterval(10*time.Second),

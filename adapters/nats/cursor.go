@@ -48,20 +48,30 @@ func (c *cursor) close(ctx context.Context) {
 	_ = c.stream.DeleteConsumer(ctx, c.consumer.CachedInfo().Name) // the server removes it if this fails
 }
 
-// fetch passes on what comes until a batch or the wait is over.
-func (c *cursor) fetch(ctx context.Context, wait time.Duration, yield func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
+// fetch passes on what comes, until a batch is full or nothing has come for a while.
+func (c *cursor) fetch(ctx context.Context, yield func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
 	ctx, cancel := c.conn.during(ctx)
 	defer cancel()
-	ctx, stop := context.WithTimeout(ctx, wait)
+	ctx, stop := context.WithTimeout(ctx, fetchWait)
 	defer stop()
-	opts := []jetstream.FetchOpt{jetstream.FetchContext(ctx)}
-	if wait > 2*fetchHeartbeat {
-		opts = append(opts, jetstream.FetchHeartbeat(fetchHeartbeat))
-	}
-	batch, err := c.consumer.Fetch(fetchBatch, opts...)
+	batch, err := c.consumer.Fetch(fetchBatch, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(fetchHeartbeat))
 	if err != nil {
 		return fetchError(err)
 	}
+	return c.pass(batch, yield)
+}
+
+// fetchPending passes on what is there now. It does not wait: the server would go on sending for a moment when a short
+// wait is over, and what it sends then is lost.
+func (c *cursor) fetchPending(ctx context.Context, yield func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
+	batch, err := c.consumer.FetchNoWait(fetchBatch)
+	if err == nil {
+		err = c.pass(batch, yield)
+	}
+	return errors.Join(err, ctx.Err())
+}
+
+func (c *cursor) pass(batch jetstream.MessageBatch, yield func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
 	for m := range batch.Messages() {
 		meta, err := m.Metadata()
 		if err != nil {
@@ -120,10 +130,7 @@ func snapshot(ctx context.Context, conn *Connection, stream jetstream.Stream, fi
 		if err != nil || done {
 			return err
 		}
-		if err := c.fetch(ctx, 100*time.Millisecond, yield); err != nil {
-			return err
-		}
-		if err := ctx.Err(); err != nil {
+		if err := c.fetchPending(ctx, yield); err != nil {
 			return err
 		}
 	}

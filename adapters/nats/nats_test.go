@@ -118,7 +118,7 @@ func copying(orders, shipments *nats.Bucket) engine.Handler {
 
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	require.Eventually(t, cond, 10*time.Second, 5*time.Millisecond, what)
+	require.Eventually(t, cond, 30*time.Second, 5*time.Millisecond, what)
 }
 
 func value(kv jetstream.KeyValue, key string) string {

@@ -79,6 +79,7 @@ func TestEngineGoesOnAfterTheServerRestarted(t *testing.T) {
 	s.Shutdown()
 	s.WaitForShutdown()
 	close(finish) // its run ends while there is no server to tell
+	eventually(t, "the engine says so", func() bool { _, err := e.BusStatus(); return err != nil })
 	time.Sleep(time.Second)
 	s = server(portOf(t, address))
 	defer func() { s.Shutdown(); s.WaitForShutdown() }()
@@ -91,6 +92,9 @@ func TestEngineGoesOnAfterTheServerRestarted(t *testing.T) {
 		return len(items) == 0
 	})
 	require.NotZero(t, seen.of("after")[0].Fence)
+	known, err := e.BusStatus()
+	require.True(t, known)
+	require.NoError(t, err)
 	stop()
 	bus.Close(t.Context())
 }

@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -111,25 +112,18 @@ func (g *registry) Watch(ctx context.Context, changed func(owner.View)) error {
 		}
 		return nil
 	}
-	for ctx.Err() == nil {
-		wait := fetchWait
-		if !settled {
-			if settled, err = c.settled(ctx); err != nil {
-				return err
-			}
-			if settled {
-				tell()
-				continue
-			}
-			wait = 100 * time.Millisecond
+	for !settled {
+		if settled, err = c.settled(ctx); err == nil && !settled {
+			err = c.fetchPending(ctx, see)
 		}
-		if err := c.fetch(ctx, wait, see); err != nil {
+		if err != nil {
 			return err
 		}
-		if settled {
-			if err := c.stillThere(ctx); err != nil {
-				return err
-			}
+	}
+	tell()
+	for ctx.Err() == nil {
+		if err := cmp.Or(c.fetch(ctx, see), c.stillThere(ctx)); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -106,7 +106,7 @@ func (s *Store) Watch(ctx context.Context, prefix string) (<-chan kv.Entry, erro
 		defer close(changes)
 		defer c.close(ctx)
 		for ctx.Err() == nil {
-			err := c.fetch(ctx, fetchWait, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+			err := c.fetch(ctx, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 				if e, ok := entryOf(m, meta, prefix); ok {
 					select {
 					case changes <- e:

@@ -66,10 +66,16 @@ func listen(ctx context.Context, group *errgroup.Group, setting, address string,
 	return nil
 }
 
-// ready answers whether every source has been listed and runs; ?verbose says it of each.
+// ready answers whether the bus works and every source has been listed and runs; ?verbose says it of each.
 func ready(w http.ResponseWriter, r *http.Request, e *engine.Engine) {
 	var b strings.Builder
 	ok := true
+	if known, err := e.BusStatus(); err != nil {
+		ok = false
+		fmt.Fprintf(&b, "[-] bus: %s\n", err)
+	} else if known {
+		fmt.Fprintln(&b, "[+] bus")
+	}
 	for _, s := range e.Sources() {
 		switch {
 		case s.Err != nil:
@@ -78,6 +84,8 @@ func ready(w http.ResponseWriter, r *http.Request, e *engine.Engine) {
 		case !s.Synced:
 			ok = false
 			fmt.Fprintf(&b, "[-] source %s: its first list has not ended\n", s.Name)
+		case s.Standby:
+			fmt.Fprintf(&b, "[+] source %s: run by another replica\n", s.Name)
 		default:
 			fmt.Fprintf(&b, "[+] source %s\n", s.Name)
 		}

@@ -55,6 +55,7 @@ var layers = []struct {
 	{"examples/", []string{"engine", "sources/memory"}},
 	{"internal/arch", nil},
 	{"internal/integration", []string{"engine", "adapters/nats"}},
+	{"internal/soak", []string{"engine", "adapters/nats"}},
 }
 
 func TestNoArrowRunsBackUp(t *testing.T) {

@@ -87,7 +87,7 @@ func TestExampleKeepsBucketsInStep(t *testing.T) {
 	is("good", `{"order":"good","total":4}`)
 	require.Equal(t, "hands off", get(shipments, "theirs"))
 
-	require.Contains(t, fetch(t, p, "server.health", "/readyz?verbose"), "[+] source orders\n[+] source shipments\nok\n")
+	require.Contains(t, fetch(t, p, "server.health", "/readyz?verbose"), "[+] bus\n[+] source orders\n[+] source shipments\nok\n")
 	metrics := fetch(t, p, "server.metrics", "/metrics")
 	for _, want := range []string{
 		`controller_runtime_reconcile_total{controller="order-shipping",result="success"}`, `workqueue_depth{controller="order-shipping",name="order-shipping",priority="live"} 0`,

@@ -1,0 +1,382 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// conductor starts everything, disturbs it, and checks.
+type conductor struct {
+	length   time.Duration
+	seed     uint64
+	keys     int
+	rate     int
+	replicas int
+	log      *slog.Logger
+
+	rng    *rand.Rand
+	dir    string
+	port   int
+	server *exec.Cmd
+	fleet  []*replica
+	nc     *natsgo.Conn
+	js     jetstream.JetStream
+
+	published []atomic.Int64 // by key
+	kills     int
+	takeovers []time.Duration
+	handovers []time.Duration
+	waiting   sync.WaitGroup // for what is measured
+	mu        sync.Mutex
+	check     *checker
+}
+
+// replica is an engine's process with its link.
+type replica struct {
+	*proxy
+
+	cmd *exec.Cmd
+}
+
+func (c *conductor) run(ctx context.Context) (err error) {
+	c.rng = rand.New(rand.NewPCG(c.seed, 0)) //nolint:gosec // faults are no secret.
+	if c.dir, err = os.MkdirTemp("", "windlass-soak-"); err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(c.dir) }()
+	defer c.killAll()
+	if err := c.begin(ctx); err != nil {
+		return err
+	}
+	c.log.Info("soaking", "for", c.length, "seed", c.seed, "keys", c.keys, "rate", c.rate, "replicas", c.replicas)
+	load, stop := context.WithCancel(ctx)
+	var loading sync.WaitGroup
+	loading.Go(func() { c.load(load) })
+	c.disturb(ctx)
+	stop()
+	loading.Wait()
+	c.waiting.Wait()
+	return c.conclude(ctx)
+}
+
+func (c *conductor) begin(ctx context.Context) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	c.port = l.Addr().(*net.TCPAddr).Port
+	_ = l.Close()
+	if err := c.startServer(ctx); err != nil {
+		return err
+	}
+	address := "127.0.0.1:" + strconv.Itoa(c.port)
+	for ctx.Err() == nil {
+		if c.nc, err = natsgo.Connect("nats://"+address, natsgo.MaxReconnects(-1), natsgo.ReconnectWait(100*time.Millisecond), natsgo.ReconnectBufSize(-1)); err == nil {
+			break
+		}
+		nap(ctx, 50*time.Millisecond)
+	}
+	if c.js, err = jetstream.New(c.nc); err != nil {
+		return err
+	}
+	if _, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "orders"}); err != nil {
+		return err
+	}
+	if _, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "results", History: 64}); err != nil {
+		return err
+	}
+	if _, err = c.js.CreateStream(ctx, jetstream.StreamConfig{Name: journal, Subjects: []string{"journal.>"}}); err != nil {
+		return err
+	}
+	c.published = make([]atomic.Int64, c.keys)
+	c.check = newChecker()
+	for range c.replicas {
+		p, err := newProxy(ctx, address)
+		if err != nil {
+			return err
+		}
+		r := &replica{proxy: p}
+		c.fleet = append(c.fleet, r)
+		if err := c.startEngine(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *conductor) process(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), os.Args[0], args...) //nolint:gosec // ourselves.
+	log, err := os.OpenFile(c.dir+"/log", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	cmd.Stdout, cmd.Stderr = log, log
+	return cmd, cmd.Start()
+}
+
+func (c *conductor) startServer(ctx context.Context) (err error) {
+	c.server, err = c.process(ctx, "-role", "server", "-dir", c.dir, "-port", strconv.Itoa(c.port))
+	return err
+}
+
+func (c *conductor) startEngine(ctx context.Context, r *replica) (err error) {
+	r.cmd, err = c.process(ctx, "-role", "engine", "-url", r.url())
+	return err
+}
+
+func (c *conductor) killAll() {
+	for _, r := range c.fleet {
+		if r.cmd != nil && r.cmd.Process != nil {
+			_ = r.cmd.Process.Kill()
+			_ = r.cmd.Wait()
+		}
+		_ = r.listener.Close()
+	}
+	if c.server != nil {
+		_ = c.server.Process.Kill()
+		_ = c.server.Wait()
+	}
+}
+
+// load changes keys at a steady rate. A change counts once the server has it.
+func (c *conductor) load(ctx context.Context) {
+	ticker := time.NewTicker(time.Second / time.Duration(c.rate))
+	defer ticker.Stop()
+	rng := rand.New(rand.NewPCG(c.seed, 1)) //nolint:gosec // no secret.
+	for ctx.Err() == nil {
+		<-ticker.C
+		k := rng.IntN(c.keys)
+		version := c.published[k].Load() + 1
+		m := natsgo.NewMsg("$KV.orders.k" + strconv.Itoa(k))
+		m.Data = []byte(strconv.FormatInt(version, 10))
+		for ctx.Err() == nil {
+			put, cancel := context.WithTimeout(ctx, time.Second)
+			_, err := c.js.PublishMsg(put, m)
+			cancel()
+			if err == nil {
+				c.published[k].Store(version)
+				break
+			}
+			nap(ctx, 50*time.Millisecond)
+		}
+	}
+}
+
+func nap(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// outage is longer than a membership lasts.
+const outage = 6 * time.Second
+
+// disturb does one bad thing after the other until the time is over.
+func (c *conductor) disturb(ctx context.Context) {
+	end := time.Now().Add(c.length)
+	nap(ctx, 3*time.Second)
+	for time.Now().Before(end) && ctx.Err() == nil {
+		r := c.fleet[c.rng.IntN(len(c.fleet))]
+		what := c.rng.IntN(6)
+		c.log.Info([]string{"kill", "stop and continue", "terminate", "cut the link", "restart the server", "stop the server"}[what])
+		switch what {
+		case 0:
+			c.measure(ctx, r, &c.takeovers)
+			c.end(r.cmd, syscall.SIGKILL)
+			c.kills++
+			nap(ctx, time.Second)
+			c.must(c.startEngine(ctx, r))
+		case 1:
+			_ = r.cmd.Process.Signal(syscall.SIGSTOP)
+			nap(ctx, outage)
+			_ = r.cmd.Process.Signal(syscall.SIGCONT)
+		case 2:
+			c.measure(ctx, r, &c.handovers)
+			c.end(r.cmd, syscall.SIGTERM)
+			c.must(c.startEngine(ctx, r))
+		case 3:
+			r.sever()
+			nap(ctx, outage)
+			r.mend()
+		case 4:
+			// Not killed: with its default, sync at intervals, the server would lose what it has acked a moment before.
+			c.end(c.server, syscall.SIGTERM)
+			c.must(c.startServer(ctx))
+		case 5:
+			c.end(c.server, syscall.SIGTERM)
+			nap(ctx, outage)
+			c.must(c.startServer(ctx))
+		}
+		nap(ctx, time.Second+time.Duration(c.rng.Int64N(int64(4*time.Second))))
+	}
+}
+
+func (c *conductor) must(err error) {
+	if err != nil {
+		panic(err) // nothing can be started any more
+	}
+}
+
+func (c *conductor) end(cmd *exec.Cmd, s syscall.Signal) {
+	_ = cmd.Process.Signal(s)
+	_ = cmd.Wait() // however it ends
+}
+
+// claims are the holders of the partitions, by number.
+func (c *conductor) claims(ctx context.Context) (map[int]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	s, err := c.js.Stream(ctx, "RQC_"+engineName)
+	if err != nil {
+		return nil, err
+	}
+	holders := make(map[int]string)
+	for p := range 8 {
+		m, err := s.GetLastMsgForSubject(ctx, fmt.Sprintf("rqc.%s.c.%s.%d", engineName, controller, p))
+		if err != nil {
+			return nil, err
+		}
+		holders[p] = string(m.Data)
+	}
+	return holders, nil
+}
+
+// measure finds out how long it takes from now until all that a replica holds is somebody else's.
+func (c *conductor) measure(ctx context.Context, r *replica, into *[]time.Duration) {
+	of := fmt.Sprintf("-%d-", r.cmd.Process.Pid)
+	holders, err := c.claims(ctx)
+	if err != nil || !strings.Contains(strings.Join(slices.Collect(maps.Values(holders)), " "), of) {
+		return
+	}
+	start := time.Now()
+	c.waiting.Go(func() {
+		for time.Since(start) < 20*time.Second && ctx.Err() == nil {
+			nap(ctx, 10*time.Millisecond)
+			now, err := c.claims(ctx)
+			if err != nil {
+				return // the next disturbance has begun
+			}
+			taken := true
+			for _, h := range now {
+				taken = taken && h != "" && !strings.Contains(h, of)
+			}
+			if taken {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				*into = append(*into, time.Since(start))
+				return
+			}
+		}
+	})
+}
+
+// verdict is the line that soak prints.
+type verdict struct {
+	Seconds     int    `json:"seconds"`
+	Seed        uint64 `json:"seed"`
+	Changes     int64  `json:"changes"`
+	Runs        int    `json:"runs"`
+	Lost        int    `json:"lost"`
+	Overlaps    int    `json:"overlaps"`
+	StaleWrites int    `json:"stale_writes"`
+	Early       int    `json:"early"`
+	LateP99     int64  `json:"late_p99_ms"`
+	Kills       int    `json:"kills"`
+	TakeoverP99 int64  `json:"takeover_p99_ms"`
+	HandoverP99 int64  `json:"handover_p99_ms"`
+}
+
+// conclude waits until the last version of every key was seen, and looks at everything that was noted.
+func (c *conductor) conclude(ctx context.Context) error {
+	c.log.Info("undisturbed; waiting for the last version of every key")
+	v := verdict{Seconds: int(c.length.Seconds()), Seed: c.seed, Kills: c.kills}
+	for deadline := time.Now().Add(time.Minute); ; nap(ctx, time.Second) {
+		if err := c.check.read(ctx, c.js); err != nil && time.Now().After(deadline) {
+			return err
+		}
+		v.Lost, v.Changes = 0, 0
+		for k := range c.published {
+			version := int(c.published[k].Load())
+			v.Changes += int64(version)
+			if c.check.done["k"+strconv.Itoa(k)] < version {
+				v.Lost++
+			}
+		}
+		if v.Lost == 0 || time.Now().After(deadline) || ctx.Err() != nil {
+			break
+		}
+	}
+	v.Runs, v.Overlaps, v.StaleWrites, v.Early = c.check.runs, c.check.overlaps, c.check.stale, c.check.early
+	v.LateP99, v.TakeoverP99, v.HandoverP99 = p99(c.check.late), p99(c.takeovers), p99(c.handovers)
+	c.explain(ctx)
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	fmt.Println(string(line))
+	if v.Lost+v.Overlaps+v.StaleWrites+v.Early > 0 {
+		c.must(os.Rename(c.dir+"/log", "soak.log"))
+		return errors.New("a promise was broken; what the processes said is in soak.log")
+	}
+	return nil
+}
+
+// explain tells where the keys stand that were lost.
+func (c *conductor) explain(ctx context.Context) {
+	for k := range c.published {
+		key, version := "k"+strconv.Itoa(k), int(c.published[k].Load())
+		if c.check.done[key] >= version {
+			continue
+		}
+		c.log.Error("lost", "key", key, "version", version, "seen", c.check.done[key], "fence", c.check.fences[key])
+		for _, stream := range []string{"RQ_" + engineName + "_" + controller, "RQS_" + engineName, "KV_windlass_" + engineName, "KV_results", "KV_orders"} {
+			s, err := c.js.Stream(ctx, stream)
+			if err != nil {
+				continue
+			}
+			info, err := s.Info(ctx, jetstream.WithSubjectFilter(">"))
+			if err != nil {
+				continue
+			}
+			for subject := range info.State.Subjects {
+				if !strings.HasSuffix(subject, "."+key) && !strings.HasSuffix(subject, "=2F"+key) {
+					continue
+				}
+				m, err := s.GetLastMsgForSubject(ctx, subject)
+				if err == nil {
+					c.log.Error("there is", "stream", stream, "subject", subject, "sequence", m.Sequence, "time", m.Time, "header", m.Header, "data", string(m.Data))
+				}
+			}
+		}
+	}
+}
+
+// p99 is in milliseconds, -1 if nothing was measured.
+func p99(of []time.Duration) int64 {
+	if len(of) == 0 {
+		return -1
+	}
+	slices.Sort(of)
+	return of[len(of)*99/100].Milliseconds()
+}
