@@ -188,7 +188,7 @@ func TestSecondDeliveryOfWhatIsInHandIsIgnored(t *testing.T) {
 		runs := 0
 		drain, _ := life(t, d, 4, func(context.Context, *Run[string, int]) queue.Outcome[int] {
 			runs++
-			time.Sleep(time.Minute) // sixty deliveries
+			time.Sleep(time.Minute + time.Second/2) // sixty deliveries, none of them at the moment of the ack
 			return queue.Outcome[int]{}
 		})
 		time.Sleep(5 * time.Minute)

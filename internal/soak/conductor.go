@@ -125,7 +125,7 @@ func (c *conductor) begin(ctx context.Context) error {
 
 func (c *conductor) process(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), os.Args[0], args...) //nolint:gosec // ourselves.
-	log, err := os.OpenFile(c.dir+"/log", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(logFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -189,6 +189,9 @@ func nap(ctx context.Context, d time.Duration) {
 	}
 }
 
+// logFile is where the processes write. It is left where a promise was broken.
+const logFile = "soak.log"
+
 // outage is longer than a membership lasts.
 const outage = 6 * time.Second
 
@@ -205,7 +208,7 @@ func (c *conductor) disturb(ctx context.Context) {
 			c.measure(ctx, r, &c.takeovers)
 			c.end(r.cmd, syscall.SIGKILL)
 			c.kills++
-			nap(ctx, time.Second)
+			c.waiting.Wait()
 			c.must(c.startEngine(ctx, r))
 		case 1:
 			_ = r.cmd.Process.Signal(syscall.SIGSTOP)
@@ -214,6 +217,7 @@ func (c *conductor) disturb(ctx context.Context) {
 		case 2:
 			c.measure(ctx, r, &c.handovers)
 			c.end(r.cmd, syscall.SIGTERM)
+			c.waiting.Wait()
 			c.must(c.startEngine(ctx, r))
 		case 3:
 			r.sever()
@@ -336,10 +340,9 @@ func (c *conductor) conclude(ctx context.Context) error {
 	}
 	fmt.Println(string(line))
 	if v.Lost+v.Overlaps+v.StaleWrites+v.Early > 0 {
-		c.must(os.Rename(c.dir+"/log", "soak.log"))
-		return errors.New("a promise was broken; what the processes said is in soak.log")
+		return errors.New("a promise was broken; what the processes said is in " + logFile)
 	}
-	return nil
+	return os.Remove(logFile)
 }
 
 // explain tells where the keys stand that were lost.
