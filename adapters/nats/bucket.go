@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,13 +207,15 @@ func (b *Bucket) watch(ctx context.Context, emit engine.Emit) error {
 		return err
 	}
 	defer c.close(ctx)
-	if err := b.list(ctx, c, emit); err != nil {
-		return err
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	l := newLanes(func(e engine.Event) error { return b.follow(ctx, emit, e) }, stop)
+	defer l.close()
+	if err := b.list(ctx, c, emit, l); err != nil {
+		return cmp.Or(l.failure(), err)
 	}
 	for ctx.Err() == nil {
-		err := c.fetch(ctx, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
-			return b.follow(ctx, emit, b.event(m, meta))
-		})
+		err := c.fetch(ctx, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error { return l.add(b.event(m, meta)) })
 		if err != nil {
 			return err
 		}
@@ -220,7 +223,7 @@ func (b *Bucket) watch(ctx context.Context, emit engine.Emit) error {
 			return err
 		}
 	}
-	return nil
+	return l.flush()
 }
 
 // forgetRevisionsOfAnother keeps a bucket that was removed and made again from passing for the old one: its revisions
@@ -238,7 +241,7 @@ func (b *Bucket) forgetRevisionsOfAnother(created time.Time) {
 
 // list emits what is there. In a first list that is everything, as a resync; in a later one, what no event has told, and
 // that is no list to whoever counts what a list lacks.
-func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit) error {
+func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit, l *lanes) error {
 	gone := make(map[string]struct{})
 	b.mu.Lock()
 	first := !b.listed
@@ -270,17 +273,19 @@ func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit) error {
 			} else {
 				e.Repaired = true
 			}
-			return b.follow(ctx, emit, e)
+			return l.add(e)
 		})
 		if err != nil {
 			return err
 		}
 	}
 	for name := range gone {
-		e := engine.Event{Operation: engine.Purge, Key: b.Key(name), Old: meta, Repaired: true}
-		if err := b.follow(ctx, emit, e); err != nil {
+		if err := l.add(engine.Event{Operation: engine.Purge, Key: b.Key(name), Old: meta, Repaired: true}); err != nil {
 			return err
 		}
+	}
+	if err := l.flush(); err != nil {
+		return err
 	}
 	if first {
 		if err := emit(ctx, engine.Event{Operation: engine.ListEnded}); err != nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -63,12 +65,40 @@ func watch(t *testing.T, b *nats.Bucket) (*watched, func()) {
 	}
 }
 
+// byKey puts the events of different keys into one order, for they come in any; what a list brackets stays there.
+func byKey(text string) string {
+	events := strings.Split(strings.TrimSuffix(text, "; "), "; ")
+	list := 0
+	place := make([]string, len(events))
+	for i, e := range events {
+		op, rest, _ := strings.Cut(e, " ")
+		if strings.HasPrefix(op, "list-") {
+			list += 2
+			place[i] = fmt.Sprintf("%03d", list-1)
+			continue
+		}
+		name, _, _ := strings.Cut(rest, " ")
+		place[i] = fmt.Sprintf("%03d %s", list, name)
+	}
+	order := make([]int, len(events))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return strings.Compare(place[a], place[b]) })
+	var b strings.Builder
+	for _, i := range order {
+		b.WriteString(events[i] + "; ")
+	}
+	return b.String()
+}
+
 func (w *watched) eventually(t *testing.T, want string) {
 	t.Helper()
+	want = byKey(want)
 	deadline := time.Now().Add(15 * time.Second)
-	for w.text() != want {
+	for byKey(w.text()) != want {
 		if time.Now().After(deadline) {
-			require.Equal(t, want, w.text())
+			require.Equal(t, want, byKey(w.text()))
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel"
 
+	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/metrics"
 	"github.com/windlass-dev/windlass/sources/topic"
@@ -33,6 +34,7 @@ type bench struct {
 	workload string
 	path     string
 	bus      string
+	sync     string
 	events   int
 	workers  int
 	output   string
@@ -88,7 +90,8 @@ spans through the tracing API and a handler that does nothing, and prints what i
 	}
 	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, latency, coldstart, delay, pending or pending-dep")
 	cmd.Flags().StringVar(&b.path, "path", "native", "native, or wire: the events travel as messages of a topic")
-	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory")
+	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory, or nats: an embedded server, with 64 events on their way at once and none published")
+	cmd.Flags().StringVar(&b.sync, "sync", "interval", "when the embedded server syncs its disk: interval or always")
 	cmd.Flags().StringVar(&b.tracing, "tracing", "api", "off, api, or sdk: one span in ten is recorded, and thrown away")
 	cmd.Flags().IntVar(&b.events, "events", 1_000_000, "how many events")
 	cmd.Flags().IntVar(&b.workers, "workers", 8, "how many keys at once")
@@ -105,12 +108,15 @@ func (b bench) validate() error {
 		return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
 	}
 	var few error
+	if b.bus == "nats" && (b.path != "native" || !slices.Contains([]string{"distinct", "coalesce"}, b.workload)) {
+		few = errors.New("--bus nats goes with --path native and the workloads distinct and coalesce")
+	}
 	if b.events < 10 || b.workers < 1 {
 		few = errors.New("--events must be 10 at least, --workers 1")
 	}
 	return cmp.Or(
 		oneOf("workload", b.workload, "distinct", "coalesce", "latency", "coldstart", "delay", "pending", "pending-dep"),
-		oneOf("path", b.path, "native", "wire"), oneOf("bus", b.bus, "memory"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
+		oneOf("path", b.path, "native", "wire"), oneOf("bus", b.bus, "memory", "nats"), oneOf("sync", b.sync, "interval", "always"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
 		oneOf("output", b.output, "table", "json"), few,
 	)
 }
@@ -125,6 +131,7 @@ type benchRun struct {
 	done   chan struct{} // closed when every key ran once
 	source *benchSource
 	memory *engine.MemoryBus
+	nats   func(context.Context) // ends the bus, if it is NATS
 	engine *engine.Engine
 	stop   func() error
 	before runtime.MemStats
@@ -193,14 +200,17 @@ func (r *benchRun) begin(ctx context.Context) error {
 			return engine.Result{}, nil
 		})
 	m := metrics.New(prometheus.NewRegistry())
-	cfg := engine.Config{Name: "bench", Controllers: []engine.Controller{c}, Hooks: m.Hooks(), Bus: r.memory}
+	bus, err := r.openBus(ctx)
+	if err != nil {
+		return err
+	}
+	cfg := engine.Config{Name: "bench", Controllers: []engine.Controller{c}, Hooks: m.Hooks(), Bus: bus}
 	switch r.tracing {
 	case "api":
 		tracing.New(tracing.Config{TracerProvider: otel.GetTracerProvider(), System: "in_memory"}).Install(&cfg)
 	case "sdk":
 		tracing.New(tracing.Config{TracerProvider: otlp.Discard(0.1), System: "in_memory"}).Install(&cfg)
 	}
-	var err error
 	if r.engine, err = engine.New(cfg); err != nil {
 		return err
 	}
@@ -212,7 +222,9 @@ func (r *benchRun) begin(ctx context.Context) error {
 	go func() { stopped <- r.engine.Run(ctx) }()
 	r.stop = func() error {
 		cancel()
-		return <-stopped
+		err := <-stopped
+		r.nats(context.WithoutCancel(ctx))
+		return err
 	}
 	if r.path == "wire" {
 		r.source.emit = r.publish
@@ -228,6 +240,36 @@ func (r *benchRun) begin(ctx context.Context) error {
 		r.keys[i] = engine.Key{Kind: benchKind, Namespace: "default", Name: strconv.Itoa(i)}
 	}
 	return nil
+}
+
+func (r *benchRun) openBus(ctx context.Context) (engine.Bus, error) {
+	r.nats = func(context.Context) {}
+	if r.bus != "nats" {
+		return r.memory, nil
+	}
+	dir, err := os.MkdirTemp("", "windlass-bench-")
+	if err != nil {
+		return nil, err
+	}
+	server, err := nats.StartServer(nats.ServerConfig{DataDir: dir, Sync: r.sync})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := server.Connect(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	bus, err := nats.NewBus(ctx, conn, nats.BusConfig{Engine: "bench", Events: "off", SoleServer: true})
+	if err != nil {
+		return nil, err
+	}
+	r.nats = func(ctx context.Context) {
+		bus.Close(ctx)
+		conn.Close()
+		server.Shutdown()
+		_ = os.RemoveAll(dir)
+	}
+	return bus, nil
 }
 
 // publish sends an event the way of the wire.
@@ -248,8 +290,22 @@ func (r *benchRun) put(ctx context.Context, i int) error {
 
 // burst emits all events as fast as they go.
 func (r *benchRun) burst(ctx context.Context) (benchResult, error) {
-	for i := range r.events {
-		if err := r.put(ctx, i); err != nil {
+	emitters := 1
+	if r.bus == "nats" {
+		emitters = 64 // each waits for its acks
+	}
+	failed := make(chan error, emitters)
+	for first := range emitters {
+		go func() {
+			var err error
+			for i := first; i < r.events && err == nil; i += emitters {
+				err = r.put(ctx, i)
+			}
+			failed <- err
+		}()
+	}
+	for range emitters {
+		if err := <-failed; err != nil {
 			return benchResult{}, err
 		}
 	}
