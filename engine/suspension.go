@@ -83,18 +83,19 @@ func (e *Engine) learnSuspension(entry kv.Entry) error {
 	if err != nil {
 		return err
 	}
-	if entry.Deleted {
-		e.pauses.forget(controller, key)
-	} else {
-		e.pauses.keep(controller, key, s)
-	}
 	c, _ := e.runner(controller)
+	held := c == nil || key.IsZero() && c.suspended // it is not one of this replica's, or suspended in any case
 	switch {
-	case c == nil, key.IsZero() && c.suspended: // it is not one of this replica's, or suspended in any case
 	case entry.Deleted:
-		c.pause(key, nil)
+		e.pauses.forget(controller, key)
+		if !held {
+			c.pause(key, nil)
+		}
 	default:
-		c.pause(key, s.pause())
+		if !held {
+			c.pause(key, s.pause())
+		}
+		e.pauses.keep(controller, key, s)
 	}
 	return nil
 }

@@ -115,9 +115,14 @@ func (b *Bus) join(ctx context.Context) error {
 	if b.cfg.Replicas > 1 {
 		ttl = memberTTLCluster
 	}
+	failures := &seldom{}
 	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
 		ID: fmt.Sprintf("%s-%d-%s", host, os.Getpid(), nuid.Next()), Registry: r, TTL: ttl, Lost: engine.ErrLeaseLost,
-		Failed: func(err error) { b.conn.log.Warn("the replicas cannot be reached; trying again", "err", err) },
+		Failed: func(err error) {
+			if failures.may() {
+				b.conn.log.Warn("the replicas cannot be reached; trying again", "err", err)
+			}
+		},
 		Fenced: func(fenced bool) {
 			if fenced {
 				b.conn.log.Error("no reconcile runs: NATS did not answer for so long that another replica may take over")

