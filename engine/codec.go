@@ -69,22 +69,26 @@ func (m *Meta) empty() bool {
 // nothingKnown is what is known of an object of which nothing is. Nobody changes what an event holds.
 var nothingKnown Meta
 
+// uuidSize is the length of a UUID as text.
+const uuidSize = 36
+
 // newUUID returns a random UUID. It identifies a message, and need not be unpredictable.
-func newUUID() string {
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:], rand.Uint64())  //nolint:gosec // see above.
-	binary.LittleEndian.PutUint64(b[8:], rand.Uint64()) //nolint:gosec // see above.
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	var s [36]byte
-	for i, at := 0, 0; i < 16; i++ {
-		if i == 4 || i == 6 || i == 8 || i == 10 {
-			s[at] = '-'
-			at++
+func newUUID() string { return string(appendUUID(make([]byte, 0, uuidSize))) }
+
+func appendUUID(b []byte) []byte {
+	var u [16]byte
+	binary.LittleEndian.PutUint64(u[:], rand.Uint64())  //nolint:gosec // see above.
+	binary.LittleEndian.PutUint64(u[8:], rand.Uint64()) //nolint:gosec // see above.
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
+	var h [32]byte
+	hex.Encode(h[:], u[:])
+	for i, part := range [...][]byte{h[:8], h[8:12], h[12:16], h[16:20], h[20:]} {
+		if i > 0 {
+			b = append(b, '-')
 		}
-		hex.Encode(s[at:], b[i:i+1])
-		at += 2
+		b = append(b, part...)
 	}
-	return string(s[:])
+	return b
 }
 
 type eventBody struct {
@@ -106,15 +110,22 @@ func EncodeEvent(e Event, routedBy string) (*message.Message, error) {
 		}
 	}
 	// Not NewMessage: whoever is handed the message gets a copy, which has the channels of its ack. This one is never acked.
-	m := &message.Message{UUID: newUUID(), Metadata: make(message.Metadata, 8), Payload: payload}
+	m := &message.Message{Metadata: make(message.Metadata, 8), Payload: payload}
+	// One piece of memory for the texts that are made here.
+	text := appendUUID(make([]byte, 0, 192))
+	text = e.Time.UTC().AppendFormat(text, time.RFC3339Nano)
+	keyAt := len(text)
+	if !e.Key.IsZero() {
+		text = e.Key.appendTo(text)
+	}
+	made := string(text)
+	m.UUID = made[:uuidSize]
 	m.Metadata[metaType] = typeEvent
 	set(m, metaKnown, known)
 	m.Metadata[metaSource] = e.Source
 	m.Metadata[metaOperation] = e.Operation.String()
-	m.Metadata[metaTime] = e.Time.UTC().Format(time.RFC3339Nano)
-	if !e.Key.IsZero() {
-		m.Metadata[MetadataKey] = e.Key.String()
-	}
+	m.Metadata[metaTime] = made[uuidSize:keyAt]
+	set(m, MetadataKey, made[keyAt:])
 	if e.Repaired {
 		m.Metadata[metaRepaired] = "true"
 	}

@@ -43,21 +43,18 @@ type Key struct {
 func (k Key) IsZero() bool { return k == Key{} }
 
 // String prints k so that ParseKey returns it unchanged, whatever bytes it holds.
-func (k Key) String() string {
-	var b strings.Builder
-	b.Grow(len(k.Scope) + len(k.Namespace) + len(k.Name) + 24)
-	escape(&b, k.Kind.String(), "/")
+func (k Key) String() string { return string(k.appendTo(make([]byte, 0, 128))) }
+
+func (k Key) appendTo(b []byte) []byte {
+	b = escape(b, k.Kind.String(), "/")
 	if k.Scope != "" {
-		b.WriteByte('@')
-		escape(&b, k.Scope, "")
+		b = escape(append(b, '@'), k.Scope, "")
 	}
-	b.WriteByte(':')
+	b = append(b, ':')
 	if k.Namespace != "" {
-		escape(&b, k.Namespace, "")
-		b.WriteByte('/')
+		b = append(escape(b, k.Namespace, ""), '/')
 	}
-	escape(&b, k.Name, "")
-	return b.String()
+	return escape(b, k.Name, "")
 }
 
 // MarshalText makes keys readable in JSON and logs.
@@ -119,12 +116,12 @@ func ParseKey(s string) (Key, error) {
 
 const hexDigits = "0123456789ABCDEF"
 
-// escape writes s with every byte escaped that would be read as structure or that does not print.
-func escape(b *strings.Builder, s, keep string) {
+// escape appends s with every byte escaped that would be read as structure or that does not print.
+func escape(b []byte, s, keep string) []byte {
 	for i := 0; i < len(s); {
 		// Letters, digits and what else is plain in ASCII are written in one go.
 		if n := plainPrefix(s[i:]); n > 0 {
-			b.WriteString(s[i : i+n])
+			b = append(b, s[i:i+n]...)
 			i += n
 			continue
 		}
@@ -132,15 +129,14 @@ func escape(b *strings.Builder, s, keep string) {
 		structural := r == '%' || r == ':' || r == '@' || r == '/'
 		if r == utf8.RuneError && n == 1 || !unicode.IsGraphic(r) || r == ' ' || structural && !strings.ContainsRune(keep, r) {
 			for _, c := range []byte(s[i : i+n]) {
-				b.WriteByte('%')
-				b.WriteByte(hexDigits[c>>4])
-				b.WriteByte(hexDigits[c&15])
+				b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
 			}
 		} else {
-			b.WriteString(s[i : i+n])
+			b = append(b, s[i:i+n]...)
 		}
 		i += n
 	}
+	return b
 }
 
 // plainPrefix is how many bytes at the start of s are printable ASCII without a meaning in keys.
