@@ -35,6 +35,7 @@ const (
 	metaAttempt     = "windlass-attempt"
 	metaDeletion    = "windlass-deletion"
 	metaManual      = "windlass-manual"
+	metaQuiet       = "windlass-quiet"
 	metaTraceparent = "traceparent"
 	// Watermill's own, for Pub/Subs that can delay.
 	metaDelayedUntil = "_watermill_delayed_until"
@@ -175,6 +176,14 @@ type causesBody struct {
 	Causes     []Cause `json:"causes"`
 	Count      int     `json:"count,omitempty"`
 	Incomplete bool    `json:"incomplete,omitempty"`
+	// Lineage holds the runs that a cause comes of, by its place among the causes, so that a key that causes itself is found.
+	Lineage map[int][]ancestorBody `json:"lineage,omitempty"`
+}
+
+type ancestorBody struct {
+	Controller string `json:"controller"`
+	Key        Key    `json:"key"`
+	Loops      int    `json:"loops,omitempty"`
 }
 
 // MarshalJSON writes the causes and how many there were.
@@ -182,6 +191,18 @@ func (c Causes) MarshalJSON() ([]byte, error) {
 	body := causesBody{Causes: c.All(), Incomplete: !c.Complete()}
 	if c.Dropped() > 0 {
 		body.Count = c.Count()
+	}
+	i := 0
+	for x := range c.each {
+		if by := x.by(); by != nil {
+			if body.Lineage == nil {
+				body.Lineage = make(map[int][]ancestorBody)
+			}
+			for _, r := range by.runs {
+				body.Lineage[i] = append(body.Lineage[i], ancestorBody{r.controller, r.key, r.loops})
+			}
+		}
+		i++
 	}
 	return json.Marshal(body)
 }
@@ -192,7 +213,18 @@ func (c *Causes) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &body); err != nil {
 		return err
 	}
-	*c = CausesOf(body.Causes...)
+	*c = Causes{}
+	for i, x := range body.Causes {
+		read := compact(x)
+		if runs := body.Lineage[i]; len(runs) > 0 {
+			by := &ancestry{}
+			for _, r := range runs[max(0, len(runs)-lineageDepth):] {
+				by.runs = append(by.runs, ancestor{r.Controller, r.Key, max(r.Loops, 0)})
+			}
+			read = read.withMore(causeMore{key: x.Key, traceparent: x.Traceparent, by: by})
+		}
+		c.add(read)
+	}
 	if len(body.Causes) > 0 {
 		c.n = max(c.n, int32(min(body.Count, math.MaxInt32))) //nolint:gosec // bounded here.
 	}
@@ -222,6 +254,9 @@ func EncodeRequest(r Request) (*message.Message, error) {
 	if r.Deletion {
 		m.Metadata[metaDeletion] = "true"
 	}
+	if r.quiet != 0 {
+		m.Metadata[metaQuiet] = moment(r.quiet).Format(time.RFC3339Nano)
+	}
 	set(m, metaTraceparent, r.Causes.Newest().Traceparent)
 	return m, nil
 }
@@ -237,7 +272,7 @@ func DecodeRequest(m *message.Message) (Request, error) {
 	d.version(typeRequest)
 	r := Request{
 		Controller: m.Metadata[metaController], Key: d.key(false), Due: d.time(metaDue),
-		Manual: m.Metadata[metaManual] == "true", Deletion: m.Metadata[metaDeletion] == "true",
+		Manual: m.Metadata[metaManual] == "true", Deletion: m.Metadata[metaDeletion] == "true", quiet: nanos(d.time(metaQuiet)),
 	}
 	r.Priority = named(&d, priorities, metaPriority)
 	d.json(&r.Causes)

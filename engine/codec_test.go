@@ -171,6 +171,7 @@ func FuzzParseKey(f *testing.F) {
 func FuzzDecode(f *testing.F) {
 	f.Add("request/1", "k:n", "live", "2026-01-01T00:00:00Z", "0", []byte(`{"causes":[]}`))
 	f.Add("event/1", "k:n", "put", "", "1", []byte(`{"new":{"owner":"k:n"}}`))
+	f.Add("request/1", "k:n", "live", "", "0", []byte(`{"causes":[{"key":"k:m"}],"lineage":{"0":[{"controller":"c","key":"k:n","loops":-3}],"7":[]}}`))
 	f.Add("state/1", "k:n", "list", "", "3", []byte(`{"causes":{"causes":[{"key":"k:n"}],"count":9},"parked":true}`))
 	f.Fuzz(func(t *testing.T, typ, key, word, at, n string, payload []byte) {
 		m := message.NewMessage("", payload)

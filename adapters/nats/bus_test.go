@@ -288,6 +288,43 @@ func TestAnotherNumberOfPartitionsIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "was made for 2 partitions, and the configuration says 4")
 }
 
+// A key that asks for itself is found although every request of it is a message.
+func TestKeyThatCausesItselfIsSlowed(t *testing.T) {
+	b := newBed(t)
+	bus := b.bus("shop")
+	defer bus.Close(context.WithoutCancel(t.Context()))
+	var ran, slowed atomic.Int32
+	var mu sync.Mutex
+	var first time.Time
+	var promised, waited time.Duration
+	c := engine.NewController("c").For(b.bucket("orders")).WithHandler(
+		func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+			ran.Add(1)
+			return engine.Result{}, rt.Enqueue(ctx, req.Key, 0)
+		})
+	_, stop := run(t, engine.Config{Name: "shop", Bus: bus, Controllers: []engine.Controller{c}, Hooks: engine.Hooks{
+		KeySlowed: func(_ string, _ engine.Key, wait time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			if slowed.Add(1) == 1 {
+				first = time.Now()
+			}
+			if slowed.Load() <= 5 {
+				waited = time.Since(first) - promised
+				promised += wait
+			}
+		},
+	}})
+	defer stop()
+	_, err := b.kv("orders").PutString(t.Context(), "a", "1")
+	require.NoError(t, err)
+	eventually(t, "it is slowed", func() bool { return slowed.Load() >= 5 })
+	require.LessOrEqual(t, ran.Load(), 20+slowed.Load(), "ten rounds are free")
+	mu.Lock()
+	defer mu.Unlock()
+	require.GreaterOrEqual(t, waited, time.Duration(0), "each round has waited as long as it was told")
+}
+
 func nop(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
 	return engine.Result{}, nil
 }
