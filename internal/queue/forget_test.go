@@ -30,7 +30,9 @@ func forgetting(t *testing.T) (*queue.Queue[string, int], queue.Run[string, int]
 	return q, run
 }
 
-func dropped(into map[string]int) func(string, int) { return func(key string, value int) { into[key] = value } }
+func dropped(into map[string]int) func(string, int) {
+	return func(key string, value int) { into[key] = value }
+}
 
 func all(string) bool { return true }
 
