@@ -21,7 +21,8 @@ const (
 	Sharded Placement = "sharded"
 	// Singleton runs all keys in one replica.
 	Singleton Placement = "singleton"
-	// Each runs every key in each replica. Such a controller should not write.
+	// Each runs every key in each replica, which follows the sources itself and keeps its requests in memory. Such a
+	// controller should not write.
 	Each Placement = "each"
 )
 

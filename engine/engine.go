@@ -53,6 +53,7 @@ type Engine struct {
 	pauses    *pauses
 	lineage   lineage
 	shared    bool // other replicas may be on the bus
+	local     Bus  // carries the requests of controllers that run in each replica
 	started   atomic.Bool
 	ready     chan struct{} // closed once the queues are open
 
@@ -93,8 +94,11 @@ func New(cfg Config) (*Engine, error) {
 		cfg.Leases = bus.Leases()
 	}
 	e := &Engine{
-		shared: shared, cfg: cfg, publisher: cfg.Bus.Publisher(), ownership: &ownership{store: cfg.Bus.Store(), shared: shared},
+		shared: shared, local: cfg.Bus, cfg: cfg, publisher: cfg.Bus.Publisher(), ownership: &ownership{store: cfg.Bus.Store(), shared: shared},
 		pauses: &pauses{store: cfg.Bus.Store()}, ready: make(chan struct{}),
+	}
+	if shared {
+		e.local = NewMemoryBus()
 	}
 	var problems []error
 	if !validName.MatchString(cfg.Name) {

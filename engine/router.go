@@ -91,20 +91,20 @@ func (r *router) emit(ctx context.Context, e Event) error {
 }
 
 // standBy follows the events of a source that another replica runs: into the caches of this one, which have them by now,
-// and to the keys that were read here.
+// to the keys that were read here, and to controllers that each replica has.
 func (r *router) standBy(ctx context.Context, e *Event) error {
 	switch e.Operation {
 	case ListEnded:
 		r.sync()
-	case Put, Delete, Purge:
+	case Put, Delete, Purge, Resync:
 		for _, route := range *r.routes.Load() {
-			if route.role == tracked {
+			if route.to.placement == Each || route.role == tracked && e.Operation != Resync {
 				if err := route.follow(ctx, e); err != nil {
 					return err
 				}
 			}
 		}
-	case ListStarted, Resync:
+	case ListStarted:
 	}
 	return nil
 }
@@ -114,7 +114,9 @@ func (r *router) sync() { r.syncOnce.Do(func() { close(r.synced) }) }
 // everywhere says whether every replica follows the source, and not only the one that runs it for all.
 func (r *router) everywhere() bool {
 	cached, ok := r.source.(interface{ Cached() bool })
-	return ok && cached.Cached() || slices.ContainsFunc(*r.routes.Load(), func(x *route) bool { return x.role == tracked })
+	return ok && cached.Cached() || slices.ContainsFunc(*r.routes.Load(), func(x *route) bool {
+		return x.role == tracked || x.to.placement == Each
+	})
 }
 
 // publish starts publishing the event and returns where the result will be, or nil if nobody wants it.

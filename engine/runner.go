@@ -79,7 +79,11 @@ func (c *runner) open(ctx context.Context) error {
 		if r == nil || r.queue.Load() != nil {
 			continue
 		}
-		q, err := c.engine.cfg.Bus.Queue(ctx, QueueConfig{
+		bus := c.engine.cfg.Bus
+		if c.placement == Each {
+			bus = c.engine.local
+		}
+		q, err := bus.Queue(ctx, QueueConfig{
 			Engine: c.engine.cfg.Name, Controller: r.name, Workers: r.concurrency, Malformed: c.engine.malformed,
 			Debounce: r.debounce, Limit: r.limit.take(), Standby: c.lease != nil,
 		})
@@ -318,11 +322,15 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
+// followsAlone says that the controller depends on what this replica itself sees of its sources, not on the one that runs
+// them for all: because each replica has it, or because only this one knows what was read.
+func (c *runner) followsAlone() bool { return c.placement == Each || c.tracked != nil }
+
 // catchUp asks for everything that the sources hold, as their first lists did before this controller was there.
 func (c *runner) catchUp(ctx context.Context) error {
 	for _, r := range c.routers {
 		reader, ok := r.source.(Reader)
-		if !ok || !r.leads.Load() && c.tracked == nil {
+		if !ok || !r.leads.Load() && !c.followsAlone() {
 			continue
 		}
 		routes := r.routesTo(c)
@@ -360,7 +368,7 @@ func (c *runner) resyncEvery(ctx context.Context, interval time.Duration) {
 		case <-ctx.Done():
 			return
 		}
-		if !c.routers[0].leads.Load() {
+		if !c.routers[0].leads.Load() && c.placement != Each {
 			continue // the replica that runs the source asks for all
 		}
 		objects, err := c.primary.(Reader).List(ctx)

@@ -249,6 +249,36 @@ func TestSuspensionHoldsOnAllReplicas(t *testing.T) {
 	require.Empty(t, a.engine.Suspensions("c"))
 }
 
+func TestControllerPlacedEachRunsEveryKeyInEveryReplica(t *testing.T) {
+	f := newFleet(t)
+	launch := func(name string) *ship {
+		return f.launch(name, func(orders, _ *nats.Bucket) engine.Controller {
+			return engine.NewController("c").For(orders).WithPlacement(engine.Each).WithHandler(
+				func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+					f.mu.Lock()
+					defer f.mu.Unlock()
+					if f.ran[req.Key.Name] == nil {
+						f.ran[req.Key.Name] = map[string]int{}
+					}
+					f.ran[req.Key.Name][name]++
+					return engine.Result{}, nil
+				})
+		})
+	}
+	a := launch("a")
+	f.put("orders", "1", names("o", 10)...)
+	eventually(t, "a runs all", func() bool { return f.runs("a") == 10 })
+	launch("b")
+	eventually(t, "b lists all", func() bool { return f.runs("b") == 10 })
+	f.forget()
+	f.put("orders", "2", names("o", 10)...)
+	eventually(t, "both run all", func() bool { return f.runs("a") == 10 && f.runs("b") == 10 })
+	a.stop()
+	f.forget()
+	f.put("orders", "3", names("o", 10)...)
+	eventually(t, "b goes on", func() bool { return f.runs("b") == 10 })
+}
+
 func TestSingletonRunsInOneReplicaWhoeverRunsItsSource(t *testing.T) {
 	f := newFleet(t)
 	var started [2]atomic.Int32
