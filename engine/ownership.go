@@ -134,6 +134,7 @@ func (o *ownership) forgetLocked(target Key, r ownerRecord) {
 }
 
 func (o *ownership) keepLocked(target Key, r ownerRecord) {
+	delete(o.removed, target)
 	o.targets[target] = r
 	if o.owned[r.Owner] == nil {
 		o.owned[r.Owner] = make(map[Key]struct{})

@@ -34,6 +34,8 @@ type BusConfig struct {
 	Events string `yaml:"events"`
 	// SoleServer says that the server is this process's own, so that replicas that are found there are dead.
 	SoleServer bool `yaml:"-"`
+	// GroupCommit says that the server syncs its disk for every write, so that what waits had better be written together.
+	GroupCommit bool `yaml:"-"`
 }
 
 // Validate returns everything that is wrong with the configuration.
@@ -73,6 +75,8 @@ type Bus struct {
 	leases  *Leases
 	store   *Store
 	states  jetstream.Stream
+	records *committer // to states
+	events  *committer
 	dead    string
 }
 
@@ -91,6 +95,7 @@ func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) 
 		return nil, fmt.Errorf("NATS bus: %w", err)
 	}
 	b := &Bus{cfg: cfg.withDefaults(), conn: conn, dead: "dead." + token(cfg.Engine)}
+	b.records, b.events = b.committer(), b.committer()
 	if err := b.open(ctx); err != nil {
 		return nil, fmt.Errorf("NATS bus: %w", err)
 	}
@@ -134,6 +139,9 @@ func (b *Bus) join(ctx context.Context) error {
 	return err
 }
 
+// committer returns one for another stream.
+func (b *Bus) committer() *committer { return &committer{conn: b.conn, groups: b.cfg.GroupCommit} }
+
 func (b *Bus) open(ctx context.Context) (err error) {
 	if b.states, err = b.stream(ctx, jetstream.StreamConfig{
 		Name: stateStream(b.cfg.Engine), Subjects: []string{"rqs." + token(b.cfg.Engine) + ".>"},
@@ -150,7 +158,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.cfg.Events == "on" {
 		if _, err = b.stream(ctx, jetstream.StreamConfig{
 			Name: eventStream(b.cfg.Engine), Subjects: []string{"ev." + token(b.cfg.Engine) + ".>"},
-			Retention: jetstream.LimitsPolicy, MaxAge: 24 * time.Hour, MaxBytes: 1 << 30, Discard: jetstream.DiscardOld,
+			Retention: jetstream.LimitsPolicy, MaxAge: 24 * time.Hour, MaxBytes: 1 << 30, Discard: jetstream.DiscardOld, AllowAtomicPublish: true,
 		}); err != nil {
 			return err
 		}
@@ -213,8 +221,8 @@ type publisher struct{ bus *Bus }
 func (p *publisher) Publish(topic string, messages ...*message.Message) error {
 	for _, m := range messages {
 		out := natsMessage(p.bus.eventSubject(topic, m), m)
-		if _, err := p.bus.conn.js.PublishMsg(m.Context(), out); err != nil {
-			return fmt.Errorf("publish to %s: %w", topic, understood(err))
+		if _, err := p.bus.events.publish(m.Context(), out, nil); err != nil {
+			return fmt.Errorf("publish to %s: %w", topic, err)
 		}
 	}
 	return nil

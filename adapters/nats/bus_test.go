@@ -548,7 +548,18 @@ func TestSinkChecksPreconditions(t *testing.T) {
 // workers lets all workers call one function.
 func workers(p engine.Process) func() engine.Process { return func() engine.Process { return p } }
 
-func TestBusKeepsThePromises(t *testing.T) {
+func TestBusKeepsThePromises(t *testing.T) { keepsThePromises(t, newBed) }
+
+// A server that syncs always gets what waits in groups.
+func TestBusThatCommitsInGroupsKeepsThePromises(t *testing.T) {
+	keepsThePromises(t, func(t *testing.T) *bed {
+		t.Helper()
+		return newBedThat(t, "always")
+	})
+}
+
+func keepsThePromises(t *testing.T, newBed func(t *testing.T) *bed) {
+	t.Helper()
 	enginetest.TestBus(t, func(t *testing.T) enginetest.BusFixture {
 		b := newBed(t)
 		bus := b.bus("suite")

@@ -25,6 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type bed struct {
 	t      *testing.T
 	dir    string
+	sync   string
 	server *nats.Server
 	conn   *nats.Connection
 	client jetstream.JetStream
@@ -41,7 +42,13 @@ func logger() *slog.Logger {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	b := &bed{t: t, dir: t.TempDir()}
+	return newBedThat(t, "interval")
+}
+
+// newBedThat syncs its disk as is said.
+func newBedThat(t *testing.T, sync string) *bed {
+	t.Helper()
+	b := &bed{t: t, dir: t.TempDir(), sync: sync}
 	b.start()
 	t.Cleanup(func() { b.stop() })
 	return b
@@ -50,7 +57,7 @@ func newBed(t *testing.T) *bed {
 func (b *bed) start() {
 	b.t.Helper()
 	var err error
-	b.server, err = nats.StartServer(nats.ServerConfig{DataDir: b.dir, Listen: "127.0.0.1:0", Sync: "interval", Logger: logger()})
+	b.server, err = nats.StartServer(nats.ServerConfig{DataDir: b.dir, Listen: "127.0.0.1:0", Sync: b.sync, Logger: logger()})
 	require.NoError(b.t, err)
 	b.conn, err = b.server.Connect(b.t.Context(), "")
 	require.NoError(b.t, err)
@@ -67,7 +74,7 @@ func (b *bed) start() {
 
 func (b *bed) bus(name string) *nats.Bus {
 	b.t.Helper()
-	bus, err := nats.NewBus(b.t.Context(), b.conn, nats.BusConfig{Engine: name, Partitions: 2})
+	bus, err := nats.NewBus(b.t.Context(), b.conn, nats.BusConfig{Engine: name, Partitions: 2, GroupCommit: b.sync == "always"})
 	require.NoError(b.t, err)
 	return bus
 }

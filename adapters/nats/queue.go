@@ -43,6 +43,7 @@ type requests struct {
 	prefix string // of the subjects of requests
 	states string // of the subjects of state records
 	stream jetstream.Stream
+	commit *committer
 	owner  *owner.Owner[engine.Key, engine.Causes]
 
 	mu        sync.Mutex
@@ -55,7 +56,7 @@ var _ engine.Queue = (*requests)(nil)
 // Queue implements engine.Bus.
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
 	q := &requests{
-		bus: b, cfg: cfg, records: make(map[engine.Key]uint64), consumers: make(map[string]jetstream.Consumer),
+		bus: b, cfg: cfg, commit: b.committer(), records: make(map[engine.Key]uint64), consumers: make(map[string]jetstream.Consumer),
 		prefix: "rq." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
 		states: "rqs." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
 	}
@@ -128,8 +129,8 @@ func (q *requests) publish(ctx context.Context, req engine.Request) error {
 	} else {
 		subject += classTokens[req.Priority] + "." + tokens
 	}
-	if _, err := q.bus.conn.js.PublishMsg(ctx, natsMessage(subject, m)); err != nil {
-		return fmt.Errorf("publish: %w", understood(err))
+	if _, err := q.commit.publish(ctx, natsMessage(subject, m), nil); err != nil {
+		return fmt.Errorf("publish: %w", err)
 	}
 	return nil
 }
@@ -265,8 +266,8 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 	}
 	tokens := keyTokens(s.Key)
 	subject := q.states + strconv.Itoa(partition(tokens, q.bus.cfg.Partitions)) + "." + tokens
-	ack, err := q.bus.conn.js.PublishMsg(ctx, natsMessage(subject, m), jetstream.WithExpectLastSequencePerSubject(seq))
-	if err = understood(err); errors.Is(err, engine.ErrConflict) {
+	stored, err := q.bus.records.publish(ctx, natsMessage(subject, m), &seq)
+	if errors.Is(err, engine.ErrConflict) {
 		// Our own write, whose answer was lost, or the last one of a former owner, who did not get to his ack: what is being
 		// stored knows better. A later owner has fenced us, and ends this.
 		err = errors.Join(err, q.lookUp(ctx, s.Key, subject))
@@ -275,7 +276,7 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 		return fmt.Errorf("store the state record of %s: %w", s.Key, err)
 	}
 	q.mu.Lock()
-	q.records[s.Key] = ack.Sequence
+	q.records[s.Key] = stored
 	q.mu.Unlock()
 	return nil
 }

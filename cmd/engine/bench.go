@@ -259,7 +259,7 @@ func (r *benchRun) openBus(ctx context.Context) (engine.Bus, error) {
 	if err != nil {
 		return nil, err
 	}
-	bus, err := nats.NewBus(ctx, conn, nats.BusConfig{Engine: "bench", Events: "off", SoleServer: true})
+	bus, err := nats.NewBus(ctx, conn, nats.BusConfig{Engine: "bench", Events: "off", SoleServer: true, GroupCommit: r.sync == "always"})
 	if err != nil {
 		return nil, err
 	}

@@ -61,6 +61,7 @@ func natsBus(ctx context.Context, env *app.Env, _ string, cfg natsBusConfig) (en
 	}
 	env.Share(conn)
 	cfg.SoleServer = cfg.Connection == "" && cfg.Listen == ""
+	cfg.GroupCommit = cfg.Connection == "" && cfg.Sync != "interval"
 	bus, err := nats.NewBus(ctx, conn, cfg.BusConfig)
 	if err != nil {
 		return nil, err

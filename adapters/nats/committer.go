@@ -1,0 +1,172 @@
+package nats
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+)
+
+// committer publishes to a stream. On a server that syncs its disk for every message, what is waiting while a publish is
+// under way goes together as one atomic batch (NATS ADR-50), for which the server syncs once.
+type committer struct {
+	conn *Connection
+	// groups is off for servers that sync at intervals: a batch costs them more than its messages one by one.
+	groups bool
+
+	mu      sync.Mutex
+	waiting []*publication
+	busy    bool
+}
+
+// publication is a message on its way.
+type publication struct {
+	msg      *natsgo.Msg
+	expected *uint64 // what the last sequence of its subject must be
+	done     chan struct{}
+	seq      uint64
+	err      error
+}
+
+// maxGroup is how many messages go together at most; the server takes a thousand.
+const maxGroup = 500
+
+// linger is how long a group waits for more after another.
+const linger = 500 * time.Microsecond
+
+// groupTimeout is how long the server may take for a group.
+const groupTimeout = 5 * time.Second
+
+// publish returns the sequence of the message once the server has stored it. When ctx ends first it may be stored yet.
+func (c *committer) publish(ctx context.Context, m *natsgo.Msg, expected *uint64) (uint64, error) {
+	p := &publication{msg: m, expected: expected, done: make(chan struct{})}
+	if !c.groups {
+		c.alone(ctx, p)
+		return p.seq, p.err
+	}
+	c.mu.Lock()
+	c.waiting = append(c.waiting, p)
+	lead := !c.busy
+	c.busy = true
+	c.mu.Unlock()
+	if lead {
+		go c.run(context.WithoutCancel(ctx))
+	}
+	select {
+	case <-p.done:
+		return p.seq, p.err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// run publishes group after group until nothing waits.
+func (c *committer) run(ctx context.Context) {
+	for {
+		group := c.next()
+		if len(group) == 0 {
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, groupTimeout)
+		if len(group) == 1 || !c.together(ctx, group) {
+			for _, p := range group {
+				c.alone(ctx, p)
+			}
+		}
+		cancel()
+		for _, p := range group {
+			close(p.done)
+		}
+		// Those who were waiting for this group are about to publish again: with them the next one is twice as large.
+		timer := time.NewTimer(linger)
+		<-timer.C
+	}
+}
+
+// next takes the messages that go together: no two of one subject, which stay in their order.
+func (c *committer) next() []*publication {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	taken := make(map[string]bool)
+	var group, left []*publication
+	for _, p := range c.waiting {
+		if len(group) < maxGroup && !taken[p.msg.Subject] {
+			taken[p.msg.Subject] = true
+			group = append(group, p)
+		} else {
+			left = append(left, p)
+			taken[p.msg.Subject] = true
+		}
+	}
+	c.waiting = left
+	c.busy = len(group) > 0
+	return group
+}
+
+func (c *committer) alone(ctx context.Context, p *publication) {
+	var opts []jetstream.PublishOpt
+	if p.expected != nil {
+		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*p.expected))
+	}
+	ack, err := c.conn.js.PublishMsg(ctx, p.msg, opts...)
+	if p.err = understood(err); err == nil {
+		p.seq = ack.Sequence
+	}
+}
+
+// together publishes a group as a batch. It returns false if the server refused it: one of the messages is to blame, and
+// none is stored.
+func (c *committer) together(ctx context.Context, group []*publication) bool {
+	id := nuid.Next()
+	fail := func(err error) bool {
+		for _, p := range group {
+			p.err = fmt.Errorf("publish %d messages together: %w", len(group), err)
+		}
+		return true
+	}
+	var last *natsgo.Msg
+	for i, p := range group {
+		m := natsgo.NewMsg(p.msg.Subject)
+		for k, v := range p.msg.Header {
+			m.Header[k] = v
+		}
+		m.Data = p.msg.Data
+		m.Header.Set("Nats-Batch-Id", id)
+		m.Header.Set("Nats-Batch-Sequence", strconv.Itoa(i+1))
+		if p.expected != nil {
+			m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(*p.expected, 10))
+		}
+		if last = m; i == len(group)-1 {
+			m.Header.Set("Nats-Batch-Commit", "1")
+			break
+		}
+		if err := c.conn.nc.PublishMsg(m); err != nil {
+			return fail(err)
+		}
+	}
+	reply, err := c.conn.nc.RequestMsgWithContext(ctx, last)
+	if err != nil {
+		return fail(err)
+	}
+	var ack struct {
+		Sequence uint64              `json:"seq"`
+		Count    int                 `json:"count"`
+		Error    *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(reply.Data, &ack); err != nil {
+		return fail(err)
+	}
+	if ack.Error != nil || ack.Count != len(group) {
+		return false
+	}
+	for i, p := range group {
+		p.seq = ack.Sequence - uint64(len(group)-1-i) //nolint:gosec // not negative.
+	}
+	return true
+}
