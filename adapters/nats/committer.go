@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -89,23 +91,14 @@ func (c *committer) run(ctx context.Context) {
 	}
 }
 
-// next takes the messages that go together: no two of one subject, which stay in their order.
+// next takes the messages that go together.
 func (c *committer) next() []*publication {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	taken := make(map[string]bool)
-	var group, left []*publication
-	for _, p := range c.waiting {
-		if len(group) < maxGroup && !taken[p.msg.Subject] {
-			taken[p.msg.Subject] = true
-			group = append(group, p)
-		} else {
-			left = append(left, p)
-			taken[p.msg.Subject] = true
-		}
-	}
-	c.waiting = left
-	c.busy = len(group) > 0
+	n := min(len(c.waiting), maxGroup)
+	group := slices.Clone(c.waiting[:n])
+	c.waiting = slices.Delete(c.waiting, 0, n)
+	c.busy = n > 0
 	return group
 }
 
@@ -133,9 +126,7 @@ func (c *committer) together(ctx context.Context, group []*publication) bool {
 	var last *natsgo.Msg
 	for i, p := range group {
 		m := natsgo.NewMsg(p.msg.Subject)
-		for k, v := range p.msg.Header {
-			m.Header[k] = v
-		}
+		maps.Copy(m.Header, p.msg.Header)
 		m.Data = p.msg.Data
 		m.Header.Set("Nats-Batch-Id", id)
 		m.Header.Set("Nats-Batch-Sequence", strconv.Itoa(i+1))

@@ -3,6 +3,7 @@ package nats
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -66,7 +67,7 @@ func held(t *testing.T, c *committer, group []*publication) {
 	for _, p := range group {
 		p.done = make(chan struct{})
 	}
-	c.waiting, c.busy = group, true
+	c.waiting, c.busy = slices.Clone(group), true
 	c.run(t.Context())
 	for _, p := range group {
 		<-p.done
