@@ -40,7 +40,7 @@ func TestStore(t *testing.T) {
 func TestLease(t *testing.T) {
 	b := newBed(t)
 	n := 0
-	enginetest.TestLease(t, time.Second, func(t *testing.T) lease.Store {
+	enginetest.TestLease(t, 3*time.Second, func(t *testing.T) lease.Store {
 		n++
 		bus := b.bus(fmt.Sprintf("leases-%d", n))
 		t.Cleanup(func() { bus.Close(context.Background()) })
