@@ -2,7 +2,6 @@ package owner
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -20,13 +19,6 @@ type Broker[K comparable, V any] interface {
 	Save(ctx context.Context, s queue.State[K, V]) error
 	// Hand gives the broker a request that only this owner knew of, for the next owner.
 	Hand(ctx context.Context, key K, value V) error
-}
-
-// Term is the time in which a partition is this owner's.
-type Term struct {
-	Partition int
-	// Epoch grows from owner to owner.
-	Epoch uint64
 }
 
 // Message is a request that the broker keeps until it is acked.
@@ -89,19 +81,6 @@ type session struct {
 	ended        bool
 }
 
-// term is a partition at work.
-type term struct {
-	Term
-
-	runs   context.Context         // of its runs and what follows from them; nil before the session
-	end    context.CancelCauseFunc // of runs
-	stop   context.CancelFunc      // of fetching
-	closed bool                    // nothing new is begun
-	over   bool                    // nothing that happens now reaches the broker
-	busy   int                     // runs under way
-	idle   chan struct{}           // closed when a closed term is no longer busy
-}
-
 // held is a value with the messages that asked for it.
 type held[K comparable, V any] struct {
 	value    V
@@ -126,133 +105,6 @@ func New[K comparable, V any](broker Broker[K, V], cfg Config[K, V]) *Owner[K, V
 	}
 	o.queue = queue.New[K](qc)
 	return o
-}
-
-// Acquire begins a term: it takes up what the broker keeps of a partition. The partition must not be owned.
-func (o *Owner[K, V]) Acquire(ctx context.Context, begun Term) error {
-	states, err := o.broker.Load(ctx, begun)
-	if err != nil {
-		return err
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	t := &term{Term: begun, idle: make(chan struct{})}
-	for _, s := range states {
-		o.queue.Restore(hold(s))
-	}
-	o.terms[t.Partition] = t
-	if o.session != nil {
-		o.begin(t)
-	}
-	return nil
-}
-
-// AcquireAll begins a term of every partition.
-func (o *Owner[K, V]) AcquireAll(ctx context.Context, epoch uint64) error {
-	errs := make([]error, o.cfg.Partitions)
-	var group sync.WaitGroup
-	for p := range o.cfg.Partitions {
-		group.Go(func() { errs[p] = o.Acquire(ctx, Term{Partition: p, Epoch: epoch}) })
-	}
-	group.Wait()
-	return errors.Join(errs...)
-}
-
-// begin starts to fetch the messages of a partition. The owner is locked.
-func (o *Owner[K, V]) begin(t *term) {
-	t.runs, t.end = context.WithCancelCause(o.session.work)
-	fetching, stop := context.WithCancel(o.session.intake)
-	t.stop = stop
-	if o.session.ended {
-		return
-	}
-	for c := range queue.Classes {
-		o.session.group.Go(func() { o.fetch(fetching, t, c) })
-	}
-}
-
-// Revoke ends the term of a partition at once: its runs are cancelled with cause, and what comes of them reaches nobody.
-func (o *Owner[K, V]) Revoke(partition int, cause error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if t := o.terms[partition]; t != nil {
-		o.over(t, cause)
-	}
-}
-
-// over ends a term. The owner is locked.
-func (o *Owner[K, V]) over(t *term, cause error) {
-	t.closed, t.over = true, true
-	o.terms[t.Partition] = nil
-	o.drop(t, func(K, held[K, V]) {})
-	if t.end != nil {
-		t.stop()
-		t.end(cause)
-	}
-}
-
-// drop forgets what waits in a partition. The broker delivers it again, to whoever owns the partition then.
-func (o *Owner[K, V]) drop(t *term, dropped func(K, held[K, V])) {
-	o.queue.Forget(func(key K) bool { return o.cfg.Partition(key) == t.Partition }, t.over, dropped)
-	for id, m := range o.inHand {
-		if o.cfg.Partition(m.Key) == t.Partition && (t.over || !m.running) {
-			delete(o.inHand, id)
-		}
-	}
-}
-
-// Surrender ends the term of a partition in good order: nothing new is begun, what runs ends, and the broker knows all.
-// When ctx ends first, the runs are cancelled with cause.
-func (o *Owner[K, V]) Surrender(ctx context.Context, partition int, cause error) {
-	o.mu.Lock()
-	t := o.terms[partition]
-	if t == nil || t.closed {
-		o.mu.Unlock()
-		return
-	}
-	type request struct {
-		key   K
-		value V
-	}
-	var unknown []request // to the broker
-	t.closed = true
-	o.drop(t, func(key K, h held[K, V]) {
-		if len(h.messages) == 0 {
-			unknown = append(unknown, request{key, h.value})
-		}
-	})
-	if t.stop != nil {
-		t.stop()
-	}
-	if t.busy == 0 {
-		close(t.idle)
-	}
-	o.mu.Unlock()
-	for _, r := range unknown {
-		o.until(ctx, func() error { return o.broker.Hand(ctx, r.key, r.value) })
-	}
-	select {
-	case <-t.idle:
-	case <-ctx.Done():
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !t.over {
-		o.over(t, cause)
-	}
-}
-
-// Owned returns the partitions that are this owner's.
-func (o *Owner[K, V]) Owned() []Term {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var owned []Term
-	for _, t := range o.terms {
-		if t != nil {
-			owned = append(owned, t.Term)
-		}
-	}
-	return owned
 }
 
 // Add asks for a run of a request that the broker does not keep, because it can be found again after a crash. It returns
