@@ -135,6 +135,14 @@ func (a *application) marked(ctx context.Context, have Object, exists bool) erro
 func (a *application) recorded(ctx context.Context, have Object, exists bool) error {
 	own, target := a.s.c.engine.ownership, a.effect.Object.Key
 	record, known := own.get(target)
+	if own.shared && (!known || !exists || record.Intent != "") {
+		// Another replica may have made or removed the target and its record when the key was its own. In any other case a
+		// stale record is found out by what is written over it.
+		var err error
+		if record, known, err = own.refresh(ctx, target); err != nil {
+			return err
+		}
+	}
 	if known && record.Owner != a.me {
 		if a.effect.Verb != ApplyObject {
 			return nil

@@ -228,8 +228,16 @@ func (e *Engine) Run(ctx context.Context) error {
 		timer := time.AfterFunc(e.cfg.DrainTimeout, func() { cancel(ErrShutdown) })
 		context.AfterFunc(s.work, func() { timer.Stop() })
 	})()
-	if err := e.load(s); err != nil {
+	fail := func(err error) error {
+		stop(nil)
+		s.group.Wait()
+		if ctx.Err() != nil {
+			return nil // what was cut short is no failure
+		}
 		return err
+	}
+	if err := e.load(s); err != nil {
+		return fail(err)
 	}
 	e.changing.Lock()
 	// The queues are open before any source runs, so that an emitted event has somewhere to go.
@@ -237,7 +245,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		if c.lease == nil || e.shared {
 			if err := c.open(s.intake); err != nil {
 				e.changing.Unlock()
-				return err
+				return fail(err)
 			}
 		}
 	}

@@ -113,6 +113,12 @@ func (o *ownership) learn(e kv.Entry) error {
 func (o *ownership) refresh(ctx context.Context, target Key) (ownerRecord, bool, error) {
 	e, err := o.store.Get(ctx, ownershipPrefix+target.String())
 	if errors.Is(err, kv.ErrNotFound) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if known, ok := o.targets[target]; ok {
+			o.removed[target] = known.revision
+			o.forgetLocked(target, known)
+		}
 		return ownerRecord{}, false, nil
 	}
 	if err == nil {

@@ -302,3 +302,34 @@ func TestSingletonRunsInOneReplicaWhoeverRunsItsSource(t *testing.T) {
 	require.EqualValues(t, 1, started[1].Load())
 	require.Zero(t, f.runs("a"))
 }
+
+// What one replica made and removed, another that takes its keys over makes again, whatever it has heard of that.
+func TestTargetsOutliveTheirReplicas(t *testing.T) {
+	f := newFleet(t)
+	launch := func(name string) *ship {
+		return f.launch(name, func(orders, shipments *nats.Bucket) engine.Controller {
+			return engine.NewController("shipping").For(orders).Owns(shipments).WithConcurrency(4).
+				WithBackoff(engine.Backoff{Initial: time.Hour, Max: time.Hour}).WithHandler(f.noting(name, copying(orders, shipments)))
+		})
+	}
+	shipments := func(want string, keys ...string) {
+		t.Helper()
+		for _, k := range keys {
+			eventually(t, k, func() bool { return value(f.kv("shipments"), k) == want })
+		}
+	}
+	keys := names("o", 16)
+	next := launch("0")
+	for i := range 4 {
+		f.put("orders", fmt.Sprint(i), keys...)
+		shipments(fmt.Sprint("shipped ", i), keys...)
+		for _, k := range keys[:8] {
+			require.NoError(t, f.kv("orders").Delete(t.Context(), k))
+		}
+		shipments("", keys[:8]...)
+		last := next
+		next = launch(fmt.Sprint(i + 1))
+		last.stop()
+	}
+	require.Zero(t, f.overlaps)
+}

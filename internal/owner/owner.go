@@ -256,8 +256,12 @@ func (o *Owner[K, V]) finish(t *term, run queue.Run[K, held[K, V]], out queue.Ou
 		o.mu.Unlock()
 		return // the next owner repeats it
 	}
+	value := held[K, V]{value: out.Value}
+	if out.Verdict == queue.Interrupt {
+		value.messages = run.Value.messages // they are still what asks for it
+	}
 	s := o.queue.Finish(run, queue.Outcome[held[K, V]]{
-		Verdict: out.Verdict, After: out.After, NotBefore: out.NotBefore, Err: out.Err, Value: held[K, V]{value: out.Value},
+		Verdict: out.Verdict, After: out.After, NotBefore: out.NotBefore, Err: out.Err, Value: value,
 	})
 	o.mu.Unlock()
 	if out.Verdict == queue.Interrupt {

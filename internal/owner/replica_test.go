@@ -26,6 +26,7 @@ type world struct {
 	claims  map[Partition]Claim
 	changed chan struct{}
 
+	requests int // ever published
 	messages map[string]sent
 	states   map[string]stored
 	epochs   []uint64 // of the owner that reads a partition
@@ -69,11 +70,19 @@ func (w *world) publish(key string, value int, opts queue.Options) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tell()
+	w.requests++
 	subject := key
 	if opts.Later != 0 {
 		subject += fmt.Sprint("/", w.seq)
 	}
 	w.messages[subject] = sent{w.seq, key, value, opts}
+}
+
+// count is how many requests were ever published.
+func (w *world) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.requests
 }
 
 // expire drops the members that were not renewed, and returns when the next one will be. The world is locked.
@@ -424,6 +433,24 @@ func TestWhatOnlyTheOwnerKnewIsHandedOver(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		b.leave()
 		require.Len(t, seen, 5, "of eight, three ran and ended where they began")
+	})
+}
+
+func TestInterruptedRunIsNotHandedOverOnceMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		a := w.join(t, "a", func(ctx context.Context, run *Run[string, int]) queue.Outcome[int] {
+			sleep(ctx, time.Minute)
+			return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
+		})
+		w.publish("k1", 1, queue.Options{})
+		time.Sleep(time.Second)
+		a.kill()
+		time.Sleep(time.Second) // the key waits again, but nobody works
+		w.publish("k1", 2, queue.Options{})
+		published := w.count()
+		a.leave()
+		require.Equal(t, published, w.count(), "the broker has the message already")
 	})
 }
 
