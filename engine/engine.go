@@ -232,7 +232,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		stop(nil)
 		s.group.Wait()
 		if ctx.Err() != nil {
-			return nil // what was cut short is no failure
+			return nil //nolint:nilerr // what was cut short is no failure.
 		}
 		return err
 	}
