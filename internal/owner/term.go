@@ -101,6 +101,9 @@ func (o *Owner[K, V]) drop(t *term, dropped func(K, held[K, V])) {
 	}
 }
 
+// handsAtOnce is how many requests are handed to the broker at once: a partition that has just been listed has many.
+const handsAtOnce = 64
+
 // Surrender ends the term of a partition in good order: nothing new is begun, what runs ends, and the broker knows all.
 // When ctx ends first, the runs are cancelled with cause.
 func (o *Owner[K, V]) Surrender(ctx context.Context, partition int, cause error) {
@@ -128,9 +131,16 @@ func (o *Owner[K, V]) Surrender(ctx context.Context, partition int, cause error)
 		close(t.idle)
 	}
 	o.mu.Unlock()
+	var handing sync.WaitGroup
+	room := make(chan struct{}, handsAtOnce)
 	for _, r := range unknown {
-		o.until(ctx, func() error { return o.broker.Hand(ctx, r.key, r.value) })
+		room <- struct{}{}
+		handing.Go(func() {
+			o.until(ctx, func() error { return o.broker.Hand(ctx, r.key, r.value) })
+			<-room
+		})
 	}
+	handing.Wait()
 	select {
 	case <-t.idle:
 	case <-ctx.Done():
