@@ -15,8 +15,10 @@ fi
 for round in $(seq "$rounds"); do
   echo "round $round of $rounds" >&2
   for workload in distinct coalesce; do
-    bin/engine bench --workload "$workload" --events "$events" -o json |
-      sed -E 's/.*"workload":"([a-z]+)".*"events_per_s":([0-9.e+]+).*"allocs_per_event":([0-9.e+]+).*/windlass \1 \2 \3/' >>"$log"
+    for path in native wire; do
+      bin/engine bench --workload "$workload" --path "$path" --events "$events" -o json |
+        sed -E 's/.*"workload":"([a-z]+)","path":"([a-z]+)".*"events_per_s":([0-9.e+]+).*"allocs_per_event":([0-9.e+]+),.*"bytes.*/windlass-\2 \1 \3 \4/' >>"$log"
+    done
   done
   if [ -x "$bin/peers" ]; then
     for peer in controller-runtime client-go/workqueue; do
@@ -29,10 +31,11 @@ done
 sort -k1,1 -k2,2 -k3,3n "$log" | awk '
   { key = $1 " " $2; n[key]++; v[key, n[key]] = $3; a[key, n[key]] = $4 }
   END {
-    printf "%-22s %-9s %14s %13s %16s\n", "", "workload", "events/s", "allocs/event", "windlass is"
+    printf "%-22s %-9s %14s %13s %10s %10s\n", "", "workload", "events/s", "allocs/event", "native is", "wire is"
     for (key in n) { m[key] = v[key, int((n[key] + 1) / 2)]; al[key] = a[key, int((n[key] + 1) / 2)] }
     for (key in n) {
       split(key, p, " ")
-      printf "%-22s %-9s %14.0f %13.1f %15.2fx\n", p[1], p[2], m[key], al[key], m["windlass " p[2]] / m[key] | "sort -k2,2 -k1,1"
+      printf "%-22s %-9s %14.0f %13.1f %9.2fx %9.2fx\n", p[1], p[2], m[key], al[key],
+        m["windlass-native " p[2]] / m[key], m["windlass-wire " p[2]] / m[key] | "sort -k2,2 -k1,1"
     }
   }'
