@@ -324,7 +324,8 @@ func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, t
 }
 
 // interrupted looks at how a fetch ended. Unless its time was simply over, what the server sent and we did not get
-// would be held back until its ackWait: without the consumer it is deliverable at once.
+// would be held back until its ackWait, so the consumer is made anew. That waits for the next fetch: there may be no
+// connection now, and the next fetch is tried until there is one.
 func (q *requests) interrupted(ctx, session context.Context, name string, err error) error {
 	if ctx.Err() != nil || session.Err() == nil && fetchError(err) == nil {
 		return nil //nolint:nilerr // the end of ctx ends fetches.
@@ -332,9 +333,6 @@ func (q *requests) interrupted(ctx, session context.Context, name string, err er
 	q.mu.Lock()
 	delete(q.consumers, name)
 	q.mu.Unlock()
-	if err := q.stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return fmt.Errorf("renew consumer %s: %w", name, err)
-	}
 	if err = fetchError(err); err != nil {
 		return fmt.Errorf("fetch: %w", err)
 	}
@@ -366,6 +364,10 @@ func (q *requests) consumer(ctx context.Context, name string, t owner.Term, clas
 	q.mu.Unlock()
 	if c != nil {
 		return c, nil
+	}
+	// What an earlier one of this name has sent into the void is deliverable at once without it.
+	if err := q.stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil, fmt.Errorf("renew consumer %s: %w", name, err)
 	}
 	prefix := q.prefix + strconv.Itoa(t.Partition) + "."
 	filters := []string{prefix + classTokens[class] + ".>"}

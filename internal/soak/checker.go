@@ -24,6 +24,7 @@ type checker struct {
 	written map[string]uint64 // by key: the highest fence that wrote its result
 
 	runs, overlaps, stale, early int
+	outdated                     int // runs of a former owner that were noted after its successor had begun, begun before that
 	late                         []time.Duration
 }
 
@@ -109,10 +110,14 @@ func (c *checker) see(n note) {
 	if !n.End {
 		c.runs++
 		holder, known := c.holders[at]
-		// Begun by a former owner after its successor had begun (a process that was stopped may note it later, though), by two
-		// with one fence, or twice in one process.
-		if n.Fence < c.fences[n.Key] && n.At.After(c.began[n.Key]) || known && holder != n.Process || n.Overlap {
+		former := n.Fence < c.fences[n.Key]
+		// Begun by a former owner after its successor had begun, by two with one fence, or twice in one process. What a former
+		// owner had begun before, and noted later, has no valid fence; it is counted apart.
+		switch {
+		case former && n.At.After(c.began[n.Key]), known && holder != n.Process, n.Overlap:
 			c.overlaps++
+		case former:
+			c.outdated++
 		}
 		if n.Fence > c.fences[n.Key] {
 			c.fences[n.Key], c.began[n.Key] = n.Fence, n.At

@@ -303,6 +303,7 @@ type verdict struct {
 	Runs        int    `json:"runs"`
 	Lost        int    `json:"lost"`
 	Overlaps    int    `json:"overlaps"`
+	Outdated    int    `json:"outdated"`
 	StaleWrites int    `json:"stale_writes"`
 	Early       int    `json:"early"`
 	LateP99     int64  `json:"late_p99_ms"`
@@ -332,6 +333,7 @@ func (c *conductor) conclude(ctx context.Context) error {
 		}
 	}
 	v.Runs, v.Overlaps, v.StaleWrites, v.Early = c.check.runs, c.check.overlaps, c.check.stale, c.check.early
+	v.Outdated = c.check.outdated
 	v.LateP99, v.TakeoverP99, v.HandoverP99 = p99(c.check.late), p99(c.takeovers), p99(c.handovers)
 	c.explain(ctx)
 	line, err := json.Marshal(v)

@@ -1,0 +1,136 @@
+package nats_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/windlass-dev/windlass/adapters/nats"
+	"github.com/windlass-dev/windlass/engine"
+)
+
+// wire is a link to a server that can be cut.
+type wire struct {
+	listener net.Listener
+	mu       sync.Mutex
+	cut      bool
+	conns    []net.Conn
+}
+
+func newWire(t *testing.T, to string) *wire {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	w := &wire{listener: l}
+	t.Cleanup(func() { _ = l.Close(); w.sever(true) })
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to)
+			w.mu.Lock()
+			if err != nil || w.cut {
+				_ = near.Close()
+			} else {
+				w.conns = append(w.conns, near, far)
+				go func() { _, _ = io.Copy(near, far); _ = near.Close() }()
+				go func() { _, _ = io.Copy(far, near); _ = far.Close() }()
+			}
+			w.mu.Unlock()
+		}
+	}()
+	return w
+}
+
+func (w *wire) sever(cut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = cut
+	if cut {
+		for _, c := range w.conns {
+			_ = c.Close()
+		}
+	}
+}
+
+// A message that the server has sent and nobody received must not wait until the server gives up waiting for its ack: not
+// after an interruption of the link that is too short for another replica to take over.
+func TestDeliveryThatNobodyReceivedIsRepeatedAfterAShortCut(t *testing.T) {
+	b := newBed(t)
+	w := newWire(t, strings.TrimPrefix(b.server.URL(), "nats://"))
+	conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + w.listener.Addr().String(), Logger: logger()})
+	require.NoError(t, err)
+	defer conn.Close()
+	bus, err := nats.NewBus(t.Context(), conn, nats.BusConfig{Engine: "shop", Partitions: 1})
+	require.NoError(t, err)
+	defer bus.Close(context.WithoutCancel(t.Context()))
+	q, err := bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 1})
+	require.NoError(t, err)
+	key := b.bucket("orders").Key("k")
+	ctx, cancel := context.WithCancel(t.Context())
+	ran, done := make(chan engine.Key, 10), make(chan error, 1)
+	go func() {
+		done <- q.Run(ctx, t.Context(), workers(func(_ context.Context, req engine.Request) engine.Outcome {
+			ran <- req.Key
+			return engine.Outcome{}
+		}))
+	}()
+	stream, err := b.client.Stream(t.Context(), "RQ_shop_c")
+	require.NoError(t, err)
+	var consumer jetstream.Consumer
+	eventually(t, "it fetches", func() bool {
+		names := stream.ConsumerNames(t.Context())
+		for name := range names.Name() {
+			if strings.HasPrefix(name, "p0-h-") {
+				consumer, err = stream.Consumer(t.Context(), name)
+				return err == nil && consumer.CachedInfo().NumWaiting > 0
+			}
+		}
+		return false
+	})
+	w.sever(true)
+	// The first fetch to be answered is now that of somebody who never acks.
+	eventually(t, "the cut has been noticed", func() bool { return !conn.Connected() })
+	m, err := engine.EncodeRequest(engine.Request{Controller: "c", Key: key})
+	require.NoError(t, err)
+	subject := fmt.Sprintf("rq.shop.c.0.h.=.%s.orders.k", "nats=2Fkv")
+	eventually(t, "the server knows of the cut", func() bool {
+		i, err := consumer.Info(t.Context())
+		return err == nil && i.NumWaiting == 0
+	})
+	_, err = b.client.PublishMsg(t.Context(), natsMsg(subject, m))
+	require.NoError(t, err)
+	stolen, err := consumer.Next(jetstream.FetchMaxWait(5 * time.Second))
+	require.NoError(t, err)
+	require.Equal(t, subject, stolen.Subject())
+	w.sever(false)
+	select {
+	case got := <-ran:
+		require.Equal(t, key, got)
+	case <-time.After(60 * time.Second):
+		t.Error("it is held back")
+	}
+	cancel()
+	require.NoError(t, <-done)
+}
+
+func natsMsg(subject string, m *message.Message) *natsgo.Msg {
+	out := natsgo.NewMsg(subject)
+	for k, v := range m.Metadata {
+		out.Header[k] = []string{v}
+	}
+	out.Data = m.Payload
+	return out
+}
