@@ -279,8 +279,8 @@ func (b *Bus) setAside(ctx context.Context, subject string, h natsgo.Header, dat
 	}
 	m.Header.Set("Windlass-Error", strconv.Quote(reason.Error()))
 	m.Data = data
-	if _, err := b.conn.js.PublishMsg(ctx, m); err != nil {
-		return fmt.Errorf("set a malformed message aside: %w", understood(err))
+	if _, err := b.conn.publish(ctx, m); err != nil {
+		return fmt.Errorf("set a malformed message aside: %w", err)
 	}
 	return nil
 }

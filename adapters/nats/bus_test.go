@@ -201,30 +201,43 @@ func TestUnfinishedRunIsRepeatedByTheNextProcess(t *testing.T) {
 // TestRecordThatIsGoneCanBeRemoved takes the record of a failing key away, as a delete whose answer was lost does.
 func TestRecordThatIsGoneCanBeRemoved(t *testing.T) {
 	b := newBed(t)
-	bus := b.bus("shop")
-	defer bus.Close(t.Context())
-	q, err := bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 1})
-	require.NoError(t, err)
-	require.NoError(t, q.Enqueue(t.Context(), engine.Request{Controller: "c", Key: b.bucket("orders").Key("k")}))
-	states, err := b.client.Stream(t.Context(), "RQS_shop")
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	var runs atomic.Int32
-	go func() {
-		done <- q.Run(ctx, t.Context(), workers(func(context.Context, engine.Request) engine.Outcome {
-			if runs.Add(1) == 1 {
-				return engine.Outcome{Err: errors.New("once")}
-			}
-			_ = states.Purge(t.Context()) // the check below would show a failure
-			return engine.Outcome{}
-		}))
-	}()
-	eventually(t, "the key is idle, without a record", func() bool {
-		return runs.Load() == 2 && len(q.Items()) == 0
-	})
-	cancel()
-	require.NoError(t, <-done)
+	for name, vanish := range map[string]func(ctx context.Context, states jetstream.Stream){
+		"alone": func(ctx context.Context, states jetstream.Stream) {
+			_ = states.DeleteMsg(ctx, 1) // the check below would show a failure
+		},
+		"before": func(ctx context.Context, states jetstream.Stream) {
+			_, _ = b.client.Publish(ctx, "rqs.before.other", nil)
+			_ = states.DeleteMsg(ctx, 1)
+		},
+		"purged": func(ctx context.Context, states jetstream.Stream) { _ = states.Purge(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bus := b.bus(name)
+			defer bus.Close(t.Context())
+			q, err := bus.Queue(t.Context(), engine.QueueConfig{Engine: name, Controller: "c", Workers: 1})
+			require.NoError(t, err)
+			require.NoError(t, q.Enqueue(t.Context(), engine.Request{Controller: "c", Key: b.bucket("orders").Key("k")}))
+			states, err := b.client.Stream(t.Context(), "RQS_"+name)
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			var runs atomic.Int32
+			go func() {
+				done <- q.Run(ctx, t.Context(), workers(func(ctx context.Context, _ engine.Request) engine.Outcome {
+					if runs.Add(1) == 1 {
+						return engine.Outcome{Err: errors.New("once")}
+					}
+					vanish(ctx, states)
+					return engine.Outcome{}
+				}))
+			}()
+			eventually(t, "the key is idle, without a record", func() bool {
+				return runs.Load() == 2 && len(q.Items()) == 0
+			})
+			cancel()
+			require.NoError(t, <-done)
+		})
+	}
 }
 
 func TestMalformedRequestIsSetAsideAndTold(t *testing.T) {

@@ -42,9 +42,6 @@ const maxGroup = 500
 // linger is how long a group waits for more after another.
 const linger = 500 * time.Microsecond
 
-// groupTimeout is how long the server may take for a group.
-const groupTimeout = 5 * time.Second
-
 // publish returns the sequence of the message once the server has stored it. When ctx ends first it may be stored yet.
 func (c *committer) publish(ctx context.Context, m *natsgo.Msg, expected *uint64) (uint64, error) {
 	p := &publication{msg: m, expected: expected, done: make(chan struct{})}
@@ -75,13 +72,11 @@ func (c *committer) run(ctx context.Context) {
 		if len(group) == 0 {
 			return
 		}
-		ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 		if len(group) == 1 || !c.together(ctx, group) {
 			for _, p := range group {
 				c.alone(ctx, p)
 			}
 		}
-		cancel()
 		for _, p := range group {
 			close(p.done)
 		}
@@ -107,10 +102,7 @@ func (c *committer) alone(ctx context.Context, p *publication) {
 	if p.expected != nil {
 		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*p.expected))
 	}
-	ack, err := c.conn.js.PublishMsg(ctx, p.msg, opts...)
-	if p.err = understood(err); err == nil {
-		p.seq = ack.Sequence
-	}
+	p.seq, p.err = c.conn.publish(ctx, p.msg, opts...)
 }
 
 // together publishes a group as a batch. It returns false if the server refused it: one of the messages is to blame, and
@@ -141,7 +133,7 @@ func (c *committer) together(ctx context.Context, group []*publication) bool {
 			return fail(err)
 		}
 	}
-	reply, err := c.conn.nc.RequestMsgWithContext(ctx, last)
+	reply, err := ask(ctx, c.conn, func(ctx context.Context) (*natsgo.Msg, error) { return c.conn.nc.RequestMsgWithContext(ctx, last) })
 	if err != nil {
 		return fail(err)
 	}

@@ -2,8 +2,6 @@ package nats
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +14,8 @@ import (
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/windlass-dev/windlass/internal/tlsfile"
 )
 
 // ConnectionConfig says how to reach a NATS server.
@@ -33,12 +33,7 @@ type ConnectionConfig struct {
 }
 
 // TLS are the files of a TLS connection.
-type TLS struct {
-	CAFile     string `yaml:"caFile"`
-	CertFile   string `yaml:"certFile"`
-	KeyFile    string `yaml:"keyFile"`
-	ServerName string `yaml:"serverName"`
-}
+type TLS = tlsfile.Files
 
 // Validate returns everything that is wrong with the configuration; files are looked at when connecting.
 func (c ConnectionConfig) Validate() error {
@@ -54,10 +49,7 @@ func (c ConnectionConfig) Validate() error {
 	if c.CredsFile != "" && c.TokenFile != "" {
 		errs = append(errs, errors.New("credsFile and tokenFile: only one of them can be used"))
 	}
-	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
-		errs = append(errs, errors.New("tls: certFile and keyFile go together"))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.TLS.Validate())...)
 }
 
 // redacted prints addresses without their passwords.
@@ -119,35 +111,13 @@ func (c ConnectionConfig) options() ([]natsgo.Option, error) {
 		}))
 	}
 	if c.TLS != (TLS{}) {
-		t, err := c.TLS.config()
+		t, err := c.TLS.Config()
 		if err != nil {
 			return nil, err
 		}
 		opts = append(opts, natsgo.Secure(t))
 	}
 	return opts, nil
-}
-
-func (t TLS) config() (*tls.Config, error) {
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
-	if t.CAFile != "" {
-		pem, err := os.ReadFile(t.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("tls.caFile: %w", err)
-		}
-		cfg.RootCAs = x509.NewCertPool()
-		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("tls.caFile: %s holds no certificate in PEM form", t.CAFile)
-		}
-	}
-	if t.CertFile != "" {
-		cert, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("tls.certFile, tls.keyFile: %w", err)
-		}
-		cfg.Certificates = []tls.Certificate{cert}
-	}
-	return cfg, nil
 }
 
 func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []natsgo.Option) (*Connection, error) {
@@ -224,6 +194,43 @@ func (c *Connection) during(ctx context.Context) (context.Context, context.Cance
 	either, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stopCtx, stopSession := context.AfterFunc(ctx, cancel), context.AfterFunc(session, cancel)
 	return either, func() { stopCtx(); stopSession(); cancel() }
+}
+
+// requestTimeout is how long the server may take to answer.
+const requestTimeout = 5 * time.Second
+
+// errNoAnswer says that a request may have been heard, or not.
+var errNoAnswer = errors.New("NATS did not answer")
+
+// ask makes a request of the server. An answer is lost with the connection that it would have come on, and the client would
+// wait for it all the same, as long as ctx lasts.
+func ask[T any](ctx context.Context, c *Connection, request func(ctx context.Context) (T, error)) (T, error) {
+	session, cancel := c.during(ctx)
+	defer cancel()
+	session, stop := context.WithTimeout(session, requestTimeout)
+	defer stop()
+	answer, err := request(session)
+	if err != nil && session.Err() != nil && ctx.Err() == nil {
+		return answer, errNoAnswer // and not that a context has ended, for the caller's has not
+	}
+	return answer, err
+}
+
+// publish stores a message and returns its sequence.
+func (c *Connection) publish(ctx context.Context, m *natsgo.Msg, opts ...jetstream.PublishOpt) (uint64, error) {
+	ack, err := ask(ctx, c, func(ctx context.Context) (*jetstream.PubAck, error) { return c.js.PublishMsg(ctx, m, opts...) })
+	if err != nil {
+		return 0, understood(err)
+	}
+	return ack.Sequence, nil
+}
+
+// last returns the newest message of a subject, and ErrNotFound if there is none.
+func (c *Connection) last(ctx context.Context, stream jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
+	m, err := ask(ctx, c, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+		return stream.GetLastMsgForSubject(ctx, subject)
+	})
+	return m, understood(err)
 }
 
 // Scope is the name of the connection.

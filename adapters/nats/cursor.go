@@ -31,9 +31,11 @@ const (
 var errGap = errors.New("a message was lost on its way")
 
 func newCursor(ctx context.Context, conn *Connection, stream jetstream.Stream, filter string, headersOnly bool) (*cursor, error) {
-	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		FilterSubject: filter, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, AckPolicy: jetstream.AckNonePolicy,
-		MemoryStorage: true, Replicas: 1, HeadersOnly: headersOnly, InactiveThreshold: 2 * fetchWait, MaxDeliver: -1,
+	consumer, err := ask(ctx, conn, func(ctx context.Context) (jetstream.Consumer, error) {
+		return stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+			FilterSubject: filter, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, AckPolicy: jetstream.AckNonePolicy,
+			MemoryStorage: true, Replicas: 1, HeadersOnly: headersOnly, InactiveThreshold: 2 * fetchWait, MaxDeliver: -1,
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", filter, err)
@@ -103,7 +105,7 @@ func (c *cursor) settled(ctx context.Context) (bool, error) {
 	if c.behind == 0 {
 		return true, nil
 	}
-	info, err := c.consumer.Info(ctx)
+	info, err := ask(ctx, c.conn, c.consumer.Info)
 	if err != nil {
 		return false, fmt.Errorf("how far a read has come: %w", err)
 	}
@@ -112,7 +114,7 @@ func (c *cursor) settled(ctx context.Context) (bool, error) {
 
 // stillThere finds out whether the server has forgotten the consumer, which an ended fetch alone does not say.
 func (c *cursor) stillThere(ctx context.Context) error {
-	if _, err := c.consumer.Info(ctx); err != nil && ctx.Err() == nil {
+	if _, err := ask(ctx, c.conn, c.consumer.Info); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("the watch has ended: %w", err)
 	}
 	return nil

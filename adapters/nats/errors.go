@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,13 +17,6 @@ const (
 	codeWrongLastSequenceInFlight jetstream.ErrorCode = 10164
 	codeMessageTooLarge           jetstream.ErrorCode = 10054
 )
-
-// gone says that a message to be deleted is not there any more, as after a delete whose answer was lost. The server has
-// one code for every delete that failed, and the client passes on only its words, so they must do.
-func gone(err error) bool {
-	return errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) &&
-		(strings.Contains(err.Error(), "no message found") || strings.Contains(err.Error(), "store EOF"))
-}
 
 // understood joins what an error of the client means to the engine with the error itself.
 func understood(err error) error {

@@ -89,12 +89,12 @@ func (l *Leases) Release(ctx context.Context, name, holder string) error {
 }
 
 func (l *Leases) read(ctx context.Context, name string) (grant, error) {
-	m, err := l.stream.GetLastMsgForSubject(ctx, l.prefix+token(name))
+	m, err := l.conn.last(ctx, l.stream, l.prefix+token(name))
 	var g grant
 	switch {
-	case errors.Is(err, jetstream.ErrMsgNotFound):
+	case errors.Is(err, engine.ErrNotFound):
 	case err != nil:
-		return g, fmt.Errorf("lease %s: %w", name, understood(err))
+		return g, fmt.Errorf("lease %s: %w", name, err)
 	default:
 		if len(m.Data) > 0 { // it is empty in the marker of a message that ran out
 			if err := json.Unmarshal(m.Data, &g); err != nil {
@@ -124,11 +124,10 @@ func (l *Leases) write(ctx context.Context, name string, g grant, ttl time.Durat
 	}
 	m := natsgo.NewMsg(l.prefix + token(name))
 	m.Data = data
-	ack, err := l.conn.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(g.seq), jetstream.WithMsgTTL(wholeSeconds(ttl)))
+	g.seq, err = l.conn.publish(ctx, m, jetstream.WithExpectLastSequencePerSubject(g.seq), jetstream.WithMsgTTL(wholeSeconds(ttl)))
 	if err != nil {
-		return g, fmt.Errorf("lease %s: %w", name, understood(err))
+		return g, fmt.Errorf("lease %s: %w", name, err)
 	}
-	g.seq = ack.Sequence
 	if g.Epoch == 0 {
 		g.Epoch = g.seq
 	}

@@ -165,25 +165,50 @@ func consumerName(t owner.Term, class queue.Class) string {
 // dropConsumers removes the consumers of a partition's former owners, so that what they had in hand is delivered at once
 // and nothing that they still do is heard.
 func (q *requests) dropConsumers(ctx context.Context, t owner.Term) error {
-	names := q.stream.ConsumerNames(ctx)
-	var former []string
-	for name := range names.Name() {
-		var p int
-		var class byte
-		var epoch uint64
-		if n, _ := fmt.Sscanf(name, "p%d-%c-e%d", &p, &class, &epoch); n == 3 && p == t.Partition && epoch < t.Epoch {
-			former = append(former, name)
+	former, err := ask(ctx, q.bus.conn, func(ctx context.Context) (former []string, err error) {
+		names := q.stream.ConsumerNames(ctx)
+		for name := range names.Name() {
+			var p int
+			var class byte
+			var epoch uint64
+			if n, _ := fmt.Sscanf(name, "p%d-%c-e%d", &p, &class, &epoch); n == 3 && p == t.Partition && epoch < t.Epoch {
+				former = append(former, name)
+			}
 		}
-	}
-	if err := names.Err(); err != nil {
+		return former, names.Err()
+	})
+	if err != nil {
 		return fmt.Errorf("consumers of controller %s: %w", q.cfg.Controller, err)
 	}
 	for _, name := range former {
-		if err := q.stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-			return fmt.Errorf("consumer %s of controller %s: %w", name, q.cfg.Controller, err)
+		if err := q.dropConsumer(ctx, name); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (q *requests) dropConsumer(ctx context.Context, name string) error {
+	_, err := ask(ctx, q.bus.conn, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, q.stream.DeleteConsumer(ctx, name)
+	})
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("remove consumer %s of controller %s: %w", name, q.cfg.Controller, err)
+	}
+	return nil
+}
+
+// removeRecord removes a state record, if it is still there: the answer to an earlier attempt may have been lost. The server
+// has several ways to say that there is nothing to remove, and the client passes on only its words, so it is asked.
+func (q *requests) removeRecord(ctx context.Context, seq uint64) error {
+	_, err := ask(ctx, q.bus.conn, func(ctx context.Context) (struct{}, error) { return struct{}{}, q.bus.states.DeleteMsg(ctx, seq) })
+	if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+		_, there := ask(ctx, q.bus.conn, func(ctx context.Context) (*jetstream.RawStreamMsg, error) { return q.bus.states.GetMsg(ctx, seq) })
+		if errors.Is(there, jetstream.ErrMsgNotFound) {
+			return nil
+		}
+	}
+	return err
 }
 
 // Items implements engine.Queue.
@@ -218,7 +243,7 @@ func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine
 		s, err := engine.DecodeState(watermillMessage(m.Headers(), m.Data()))
 		if err != nil {
 			return q.malformed(ctx, m.Subject(), m.Headers(), m.Data(), err, func() error {
-				return q.bus.states.DeleteMsg(ctx, meta.Sequence.Stream)
+				return q.removeRecord(ctx, meta.Sequence.Stream)
 			})
 		}
 		q.mu.Lock()
@@ -252,7 +277,7 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 		if !exists {
 			return nil
 		}
-		if err := q.bus.states.DeleteMsg(ctx, seq); err != nil && !gone(err) {
+		if err := q.removeRecord(ctx, seq); err != nil {
 			return fmt.Errorf("remove the state record of %s: %w", s.Key, err)
 		}
 		q.mu.Lock()
@@ -283,8 +308,8 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 
 // lookUp finds out the sequence of a key's record.
 func (q *requests) lookUp(ctx context.Context, key engine.Key, subject string) error {
-	last, err := q.bus.states.GetLastMsgForSubject(ctx, subject)
-	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+	last, err := q.bus.conn.last(ctx, q.bus.states, subject)
+	if err != nil && !errors.Is(err, engine.ErrNotFound) {
 		return err
 	}
 	q.mu.Lock()
@@ -366,18 +391,20 @@ func (q *requests) consumer(ctx context.Context, name string, t owner.Term, clas
 		return c, nil
 	}
 	// What an earlier one of this name has sent into the void is deliverable at once without it.
-	if err := q.stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return nil, fmt.Errorf("renew consumer %s: %w", name, err)
+	if err := q.dropConsumer(ctx, name); err != nil {
+		return nil, err
 	}
 	prefix := q.prefix + strconv.Itoa(t.Partition) + "."
 	filters := []string{prefix + classTokens[class] + ".>"}
 	if class == queue.Live {
 		filters = append(filters, prefix+laterToken+".>")
 	}
-	c, err := q.stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
-		Name: name, FilterSubjects: filters, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1,
-		MaxAckPending: window, MaxWaiting: 8, InactiveThreshold: 10 * time.Minute, MemoryStorage: true,
-		DeliverPolicy: jetstream.DeliverAllPolicy,
+	c, err := ask(ctx, q.bus.conn, func(ctx context.Context) (jetstream.Consumer, error) {
+		return q.stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
+			Name: name, FilterSubjects: filters, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1,
+			MaxAckPending: window, MaxWaiting: 8, InactiveThreshold: 10 * time.Minute, MemoryStorage: true,
+			DeliverPolicy: jetstream.DeliverAllPolicy,
+		})
 	})
 	if err != nil {
 		// A former owner may have made its own again.

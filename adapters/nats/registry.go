@@ -89,11 +89,7 @@ func (g *registry) Claim(ctx context.Context, p owner.Partition, id string, seen
 func (g *registry) publish(ctx context.Context, subject string, data []byte, opts ...jetstream.PublishOpt) (uint64, error) {
 	m := natsgo.NewMsg(g.prefix + subject)
 	m.Data = data
-	ack, err := g.conn.js.PublishMsg(ctx, m, opts...)
-	if err != nil {
-		return 0, understood(err)
-	}
-	return ack.Sequence, nil
+	return g.conn.publish(ctx, m, opts...)
 }
 
 // Watch implements owner.Registry.

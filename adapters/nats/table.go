@@ -65,8 +65,7 @@ func operationOf(h natsgo.Header) engine.Operation {
 
 // last returns the newest message of a key, a deletion's too, and ErrNotFound if there is none.
 func (t table) last(ctx context.Context, key string) (*jetstream.RawStreamMsg, error) {
-	m, err := t.stream.GetLastMsgForSubject(ctx, t.prefix+key)
-	return m, understood(err)
+	return t.conn.last(ctx, t.stream, t.prefix+key)
 }
 
 // get returns the message that is a key's present value.
@@ -115,11 +114,11 @@ func (t table) create(ctx context.Context, key string, m *natsgo.Msg) (string, e
 }
 
 func (t table) publish(ctx context.Context, m *natsgo.Msg, opts ...jetstream.PublishOpt) (string, error) {
-	ack, err := t.conn.js.PublishMsg(ctx, m, opts...)
+	seq, err := t.conn.publish(ctx, m, opts...)
 	if err != nil {
-		return "", understood(err)
+		return "", err
 	}
-	return strconv.FormatUint(ack.Sequence, 10), nil
+	return strconv.FormatUint(seq, 10), nil
 }
 
 // remove writes the marker of a deletion.

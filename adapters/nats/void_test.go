@@ -24,6 +24,7 @@ type wire struct {
 	listener net.Listener
 	mu       sync.Mutex
 	cut      bool
+	deaf     bool // what the server says is lost
 	conns    []net.Conn
 }
 
@@ -45,13 +46,31 @@ func newWire(t *testing.T, to string) *wire {
 				_ = near.Close()
 			} else {
 				w.conns = append(w.conns, near, far)
-				go func() { _, _ = io.Copy(near, far); _ = near.Close() }()
+				go func() { _, _ = io.Copy(near, &hearing{far, w}); _ = near.Close() }()
 				go func() { _, _ = io.Copy(far, near); _ = far.Close() }()
 			}
 			w.mu.Unlock()
 		}
 	}()
 	return w
+}
+
+// hearing reads what the server says, unless the wire is deaf.
+type hearing struct {
+	net.Conn
+	w *wire
+}
+
+func (h *hearing) Read(p []byte) (int, error) {
+	for {
+		n, err := h.Conn.Read(p)
+		h.w.mu.Lock()
+		deaf := h.w.deaf
+		h.w.mu.Unlock()
+		if !deaf || err != nil {
+			return n, err
+		}
+	}
 }
 
 func (w *wire) sever(cut bool) {
@@ -133,4 +152,45 @@ func natsMsg(subject string, m *message.Message) *natsgo.Msg {
 	}
 	out.Data = m.Payload
 	return out
+}
+
+// An answer that is lost with its connection never comes: whoever waited for it would hold up the end of a term for as
+// long as the caller gives it.
+func TestAnswerThatIsLostWithItsConnectionIsNotWaitedFor(t *testing.T) {
+	b := newBed(t)
+	w := newWire(t, strings.TrimPrefix(b.server.URL(), "nats://"))
+	conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + w.listener.Addr().String(), Logger: logger()})
+	require.NoError(t, err)
+	defer conn.Close()
+	store, err := nats.OpenStore(t.Context(), conn, "lost")
+	require.NoError(t, err)
+	near, err := nats.OpenStore(t.Context(), b.conn, "lost")
+	require.NoError(t, err)
+
+	w.mu.Lock()
+	w.deaf = true
+	w.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := store.Put(ctx, "k", []byte("v"), "")
+		answered <- err
+	}()
+	eventually(t, "the server has what was written", func() bool {
+		_, err := near.Get(t.Context(), "k")
+		return err == nil
+	})
+	w.sever(true)
+	var lost error
+	eventually(t, "it is known that no answer comes", func() bool {
+		select {
+		case lost = <-answered:
+			return true
+		default:
+			return false
+		}
+	})
+	require.ErrorContains(t, lost, "NATS did not answer")
+	require.NotErrorIs(t, lost, context.Canceled, "the caller did not give up")
 }
