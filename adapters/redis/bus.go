@@ -1,0 +1,217 @@
+package redis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/kv"
+	"github.com/windlass-dev/windlass/engine/lease"
+	"github.com/windlass-dev/windlass/internal/owner"
+)
+
+// BusConfig describes the bus of one engine.
+type BusConfig struct {
+	// Engine is the engine's name; several engines can share a server.
+	Engine string `yaml:"-"`
+	// Partitions is into how many parts the keys of a controller are divided. It is kept in Redis and cannot be changed for a
+	// controller that exists. Default 8.
+	Partitions int `yaml:"partitions"`
+	// Events is "on", the default, or "off": then events are not published.
+	Events string `yaml:"events"`
+}
+
+// Validate returns everything that is wrong with the configuration.
+func (c BusConfig) Validate() error {
+	var errs []error
+	if c.Partitions < 0 || c.Partitions > maxPartitions {
+		errs = append(errs, fmt.Errorf("partitions: %d is not between 1 and %d", c.Partitions, maxPartitions))
+	}
+	if c.Events != "" && c.Events != "on" && c.Events != "off" {
+		errs = append(errs, fmt.Errorf("events: %q is neither on nor off", c.Events))
+	}
+	return errors.Join(errs...)
+}
+
+const maxPartitions = 64
+
+func (c BusConfig) withDefaults() BusConfig {
+	if c.Partitions == 0 {
+		c.Partitions = 8
+	}
+	if c.Events == "" {
+		c.Events = "on"
+	}
+	return c
+}
+
+// Bus is an engine.Bus on Redis. What it promises, and what not, is in the package's documentation.
+type Bus struct {
+	cfg      BusConfig
+	conn     *Connection
+	pipeline *pipeline
+	registry *registry
+	replica  *owner.Replica
+	leases   *Leases
+	store    *Store
+	news     *news
+}
+
+var _ engine.Bus = (*Bus)(nil)
+
+// memberTTL is how long the others believe that a silent replica lives, and where a server can be replaced longer, for
+// that takes a while.
+const (
+	memberTTL         = 4 * time.Second
+	memberTTLFailover = 12 * time.Second
+)
+
+func (c *Connection) ttl() time.Duration {
+	if c.single {
+		return memberTTL
+	}
+	return memberTTLFailover
+}
+
+// NewBus becomes one of the replicas of an engine. Close ends that.
+func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("bus on Redis: %w", err)
+	}
+	cfg = cfg.withDefaults()
+	b := &Bus{
+		cfg: cfg, conn: conn, pipeline: &pipeline{client: conn.client}, leases: newLeases(conn, cfg.Engine),
+		store: NewStore(conn, cfg.Engine), news: newNews(conn, engineKey(cfg.Engine, "news")),
+	}
+	b.registry = &registry{bus: b, highest: make(map[owner.Partition]uint64)}
+	host, _ := os.Hostname() // it is for humans; the rest makes it unique
+	failures := &seldom{}
+	var err error
+	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
+		ID: fmt.Sprintf("%s-%d-%s", host, os.Getpid(), watermill.NewShortUUID()), Registry: b.registry, TTL: conn.ttl(), Lost: engine.ErrLeaseLost,
+		Failed: func(err error) {
+			if failures.may() {
+				conn.log.Warn("the replicas cannot be reached; trying again", "err", err)
+			}
+		},
+		Fenced: func(fenced bool) {
+			if fenced {
+				conn.log.Error("no reconcile runs: Redis did not answer for so long that another replica may take over")
+			} else {
+				conn.log.Info("Redis answers; reconciles run")
+			}
+		},
+	})
+	if err != nil {
+		b.news.close()
+		return nil, fmt.Errorf("bus on Redis: %w", err)
+	}
+	return b, nil
+}
+
+// Store implements engine.Bus.
+func (b *Bus) Store() kv.Store { return b.store }
+
+// Leases returns the store of the leases of this engine's replicas. The engine finds it and runs each source in one
+// replica.
+func (b *Bus) Leases() lease.Store { return b.leases }
+
+// Status says why the bus does not work at present, nil if it does.
+func (b *Bus) Status() error {
+	if err := b.registry.failure(); err != nil {
+		return fmt.Errorf("Redis at %s cannot be reached; changes wait where they come from: %w", b.conn.address, err)
+	}
+	if !b.replica.Trusted() {
+		return errors.New("Redis did not answer for so long that another replica may have taken over; no reconcile starts until it does")
+	}
+	return nil
+}
+
+// Close hands over what is this replica's and ends its membership. The connection stays open: it belongs to whoever
+// opened it.
+func (b *Bus) Close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	b.replica.Close(ctx)
+	b.news.close()
+}
+
+// escaped writes a name so that it can stand in a key: without colons and braces.
+func escaped(name string) string { return url.QueryEscape(name) }
+
+// engineKey is a key of the engine as a whole.
+func engineKey(engineName, what string) string {
+	return "windlass:{" + escaped(engineName) + "}:" + what
+}
+
+func (b *Bus) key(what string) string { return engineKey(b.cfg.Engine, what) }
+
+// partKey is a key of something that a Cluster may keep elsewhere.
+func (b *Bus) partKey(part, what string) string {
+	return "windlass:{" + escaped(b.cfg.Engine) + ":" + part + "}:" + what
+}
+
+// envelope is a Watermill message as text.
+type envelope struct {
+	ID       string            `json:"id"`
+	Metadata map[string]string `json:"meta"`
+	Payload  []byte            `json:"data"`
+}
+
+func sealed(m *message.Message) (string, error) {
+	data, err := json.Marshal(envelope{m.UUID, m.Metadata, m.Payload})
+	return string(data), err
+}
+
+func opened(text string) (*message.Message, error) {
+	var e envelope
+	if err := json.Unmarshal([]byte(text), &e); err != nil {
+		return nil, fmt.Errorf("%w: %w", engine.ErrMalformed, err)
+	}
+	m := message.NewMessage(e.ID, e.Payload)
+	if e.Metadata != nil {
+		m.Metadata = e.Metadata
+	}
+	return m, nil
+}
+
+// deadKept is how many messages that cannot be read are kept.
+const deadKept = 10_000
+
+// setAside keeps a message that cannot be read among the dead letters, with the reason.
+func (b *Bus) setAside(ctx context.Context, from, text string, reason error) error {
+	err := b.conn.client.XAdd(ctx, &goredis.XAddArgs{
+		Stream: b.key("dead"), MaxLen: deadKept, Approx: true, Values: []any{"from", from, "message", text, "error", reason.Error()},
+	}).Err()
+	if err != nil {
+		return fmt.Errorf("set a malformed message aside: %w", understood(err))
+	}
+	return nil
+}
+
+// seldom lets through what would otherwise be said many times a second.
+type seldom struct {
+	mu   sync.Mutex
+	next time.Time
+}
+
+func (s *seldom) may() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if now.Before(s.next) {
+		return false
+	}
+	s.next = now.Add(5 * time.Second)
+	return true
+}

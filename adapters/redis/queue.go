@@ -1,0 +1,442 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/owner"
+	"github.com/windlass-dev/windlass/internal/queue"
+)
+
+const (
+	// window is how many requests of one partition and class are in hand at most. The rest wait in Redis, where merging
+	// costs nothing.
+	window = 512
+	// fetchBatch is how many are read at once.
+	fetchBatch = 256
+	// idleWait is how long nothing is looked for unless somebody says that there is something.
+	idleWait = 5 * time.Second
+)
+
+var classTokens = [queue.Classes]string{"h", "d", "l"}
+
+// laterMark stands between the key and what makes unique a request for a later time: it must not take the place of one that
+// waits, nor another one its own.
+const laterMark = "\x00"
+
+// requests is the queue of one controller on Redis.
+type requests struct {
+	bus   *Bus
+	cfg   engine.QueueConfig
+	owner *owner.Owner[engine.Key, engine.Causes]
+
+	mu      sync.Mutex
+	records map[engine.Key]struct{} // the keys that have a state record
+	lanes   map[laneID]*lane
+}
+
+var _ engine.Queue = (*requests)(nil)
+
+// partKeys are the keys of a partition.
+type partKeys struct{ owner, requests, states, classes string }
+
+func (k partKeys) class(c queue.Class) string { return k.classes + classTokens[c] }
+
+func (b *Bus) partition(p owner.Partition) partKeys {
+	base := b.partKey(escaped(p.Group)+":"+strconv.Itoa(p.Number), "")
+	return partKeys{owner: base + "owner", requests: base + "requests", states: base + "states", classes: base}
+}
+
+func (q *requests) keys(partition int) partKeys {
+	return q.bus.partition(owner.Partition{Group: q.cfg.Controller, Number: partition})
+}
+
+func (q *requests) partitionOf(k engine.Key) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(k.String()))                   // it never fails
+	return int(h.Sum32() % uint32(q.bus.cfg.Partitions)) //nolint:gosec // 1 to 64.
+}
+
+// Queue implements engine.Bus.
+func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
+	q := &requests{bus: b, cfg: cfg, records: make(map[engine.Key]struct{}), lanes: make(map[laneID]*lane)}
+	if err := q.open(ctx); err != nil {
+		return nil, err
+	}
+	failures := &seldom{}
+	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
+		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: time.Hour, Trusted: b.replica.Trusted,
+		Partition: q.partitionOf,
+		Failed: func(err error) {
+			if failures.may() {
+				b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
+			}
+		},
+	})
+	b.replica.Leave(ctx, cfg.Controller) // a queue that was opened before and never run
+	if !cfg.Standby {
+		b.replica.Join(ctx, cfg.Controller, b.cfg.Partitions, q.owner)
+	}
+	return q, ctx.Err()
+}
+
+// open refuses another number of partitions than the one that there is.
+func (q *requests) open(ctx context.Context) error {
+	key := q.bus.partKey(escaped(q.cfg.Controller), "queue")
+	pipe := q.bus.conn.client.TxPipeline()
+	pipe.HSetNX(ctx, key, "partitions", q.bus.cfg.Partitions)
+	have := pipe.HGet(ctx, key, "partitions")
+	if _, err := pipe.Exec(ctx); err != nil {
+		return fmt.Errorf("open the queue of controller %s: %w", q.cfg.Controller, understood(err))
+	}
+	if got, want := have.Val(), strconv.Itoa(q.bus.cfg.Partitions); got != want {
+		return fmt.Errorf("the queue of controller %s was made for %s partitions, and the configuration says %s: set bus.redis.partitions to %s",
+			q.cfg.Controller, got, want, got)
+	}
+	return nil
+}
+
+// Enqueue implements engine.Queue. Requests of class list for keys of this replica stay in the process: the next list makes
+// them again.
+func (q *requests) Enqueue(ctx context.Context, req engine.Request) error {
+	if req.Priority == engine.PriorityList && req.Due.IsZero() && !req.Manual && q.owner.Add(req.Key, req.Causes, req.Options()) {
+		return nil
+	}
+	return q.publish(ctx, req)
+}
+
+// Hand implements owner.Broker.
+func (q *requests) Hand(ctx context.Context, key engine.Key, causes engine.Causes) error {
+	return q.publish(ctx, engine.Request{Controller: q.cfg.Controller, Key: key, Causes: causes, Priority: engine.PriorityList})
+}
+
+func (q *requests) publish(ctx context.Context, req engine.Request) error {
+	m, err := engine.EncodeRequest(req)
+	if err != nil {
+		return err
+	}
+	text, err := sealed(m)
+	if err != nil {
+		return fmt.Errorf("encode request for %s: %w", req.Key, err)
+	}
+	class, member := queue.Class(req.Priority), req.Key.String()
+	if !req.Due.IsZero() {
+		class, member = queue.Live, member+laterMark+watermill.NewShortUUID()
+	}
+	p := q.partitionOf(req.Key)
+	k := q.keys(p)
+	_, err = q.bus.pipeline.do(ctx, enqueueScript, []string{k.owner, k.class(class), k.requests},
+		classTokens[class], member, text, q.bus.key("news"), laneID{p, class}.news(q.cfg.Controller))
+	if err != nil {
+		return fmt.Errorf("publish: %w", err)
+	}
+	return nil
+}
+
+// Run implements engine.Queue.
+func (q *requests) Run(intake, work context.Context, newProcess func() engine.Process) error {
+	defer q.bus.news.listen(q.told)()
+	if q.cfg.Standby {
+		q.bus.replica.Join(intake, q.cfg.Controller, q.bus.cfg.Partitions, q.owner)
+	}
+	var leaving sync.WaitGroup
+	leaving.Go(func() {
+		<-intake.Done()
+		q.bus.replica.Leave(work, q.cfg.Controller)
+	})
+	q.owner.Run(intake, work, func() owner.Process[engine.Key, engine.Causes] {
+		process := newProcess()
+		return func(ctx context.Context, run *owner.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
+			req := engine.RequestOf(q.cfg.Controller, &run.Run)
+			req.Fence = run.Fence
+			return engine.AfterRun(&req, process(ctx, req))
+		}
+	})
+	leaving.Wait()
+	return nil
+}
+
+// told wakes what waits for a request.
+func (q *requests) told(text string, missed bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for id, l := range q.lanes {
+		if missed || text == id.news(q.cfg.Controller) {
+			wake(l.wake)
+		}
+	}
+}
+
+// Items implements engine.Queue.
+func (q *requests) Items() []engine.Item { return q.owner.Items() }
+
+// Item implements engine.Queue.
+func (q *requests) Item(key engine.Key) (engine.Item, bool) { return q.owner.Item(key) }
+
+// Pause implements engine.Queue.
+func (q *requests) Pause(key *engine.Key, p *queue.Pause) { q.owner.Pause(key, p) }
+
+// Drop implements engine.Queue.
+func (q *requests) Drop(ctx context.Context, key engine.Key) error { return q.owner.Drop(ctx, key) }
+
+// Stats implements engine.Queue.
+func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
+
+// Load implements owner.Broker. The claim has already shut out former owners.
+func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
+	q.mu.Lock()
+	maps.DeleteFunc(q.records, func(k engine.Key, _ struct{}) bool { return q.partitionOf(k) == t.Partition })
+	for c := range queue.Classes {
+		id := laneID{t.Partition, c}
+		q.lanes[id] = newLane(q, id, t.Epoch)
+	}
+	q.mu.Unlock()
+	var states []queue.State[engine.Key, engine.Causes]
+	key := q.keys(t.Partition).states
+	err := scan(ctx, q.bus.conn.client, key, "*", func(member, text string) error {
+		m, err := opened(text)
+		var s queue.State[engine.Key, engine.Causes]
+		if err == nil {
+			s, err = engine.DecodeState(m)
+		}
+		if err != nil {
+			return q.malformed(ctx, key, text, err, func() error { return q.bus.conn.client.HDel(ctx, key, member).Err() })
+		}
+		q.mu.Lock()
+		q.records[s.Key] = struct{}{}
+		q.mu.Unlock()
+		states = append(states, s)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load the state records of controller %s: %w", q.cfg.Controller, understood(err))
+	}
+	return states, nil
+}
+
+func (q *requests) malformed(ctx context.Context, from, text string, reason error, remove func() error) error {
+	if err := q.bus.setAside(ctx, from, text, reason); err != nil {
+		return err
+	}
+	if q.cfg.Malformed != nil {
+		q.cfg.Malformed(from, reason)
+	}
+	return remove()
+}
+
+// Save implements owner.Broker.
+func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Causes]) error {
+	q.mu.Lock()
+	_, exists := q.records[s.Key]
+	p := q.partitionOf(s.Key)
+	l := q.lanes[laneID{p, queue.Live}]
+	q.mu.Unlock()
+	text := ""
+	if s.Empty() {
+		if !exists {
+			return nil
+		}
+	} else {
+		m, err := engine.EncodeState(q.cfg.Controller, s)
+		if err == nil {
+			text, err = sealed(m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if l == nil {
+		return fmt.Errorf("store the state record of %s: %w: its partition is not this replica's", s.Key, engine.ErrLeaseLost)
+	}
+	k := q.keys(p)
+	if _, err := q.bus.pipeline.do(ctx, saveScript, []string{k.owner, k.states}, l.epoch, s.Key.String(), text); err != nil {
+		return fmt.Errorf("store the state record of %s: %w", s.Key, err)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if text == "" {
+		delete(q.records, s.Key)
+	} else {
+		q.records[s.Key] = struct{}{}
+	}
+	return nil
+}
+
+// Fetch implements owner.Broker.
+func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
+	q.mu.Lock()
+	l := q.lanes[laneID{t.Partition, class}]
+	q.mu.Unlock()
+	if l == nil || l.epoch != t.Epoch {
+		return fmt.Errorf("fetch: %w: partition %d is in other hands", engine.ErrLeaseLost, t.Partition)
+	}
+	n, err := l.fetch(ctx, take)
+	if err != nil {
+		return fmt.Errorf("fetch: %w", err)
+	}
+	if n > 0 {
+		return nil
+	}
+	timer := time.NewTimer(idleWait)
+	defer timer.Stop()
+	select {
+	case <-l.wake:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+type laneID struct {
+	partition int
+	class     queue.Class
+}
+
+// news is what is published when there is something in a lane whose owner waits.
+func (id laneID) news(controller string) string {
+	return "queue " + strconv.Itoa(id.partition) + classTokens[id.class] + " " + controller
+}
+
+// lane is a partition's class, for one term.
+type lane struct {
+	q     *requests
+	id    laneID
+	epoch uint64
+	keys  []string // the owner, the class, the requests
+	wake  chan struct{}
+
+	mu     sync.Mutex
+	cursor uint64            // the last sequence that was read
+	inHand map[uint64]string // what was read and is not removed, by sequence
+	done   []uint64          // what is to be removed
+	asked  bool              // a removal is on its way
+	again  bool              // what was read may have to be read again
+}
+
+func newLane(q *requests, id laneID, epoch uint64) *lane {
+	k := q.keys(id.partition)
+	return &lane{
+		q: q, id: id, epoch: epoch, keys: []string{k.owner, k.class(id.class), k.requests},
+		wake: make(chan struct{}, 1), inHand: make(map[uint64]string),
+	}
+}
+
+// fetch reads what is beyond the cursor, as much as there is room for, and returns how much that was.
+func (l *lane) fetch(ctx context.Context, take func(owner.Message[engine.Key, engine.Causes])) (int, error) {
+	l.mu.Lock()
+	if l.again {
+		l.cursor, l.again = 0, false
+	}
+	from, room := l.cursor, min(window-len(l.inHand), fetchBatch)
+	l.mu.Unlock()
+	if room <= 0 {
+		return 0, nil
+	}
+	found, err := fetchScript.Run(ctx, l.q.bus.conn.client, l.keys, l.epoch, classTokens[l.id.class], from, room).StringSlice()
+	if err != nil {
+		return 0, understood(err)
+	}
+	for i := 0; i+2 < len(found); i += 3 {
+		seq, err := strconv.ParseUint(found[i], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("sequence %q in %s: %w", found[i], l.keys[1], err)
+		}
+		if err := l.pass(ctx, seq, found[i+1], found[i+2], take); err != nil {
+			return 0, err
+		}
+	}
+	return len(found) / 3, nil
+}
+
+// pass hands on one request, unless it is in hand already.
+func (l *lane) pass(ctx context.Context, seq uint64, member, text string, take func(owner.Message[engine.Key, engine.Causes])) error {
+	l.mu.Lock()
+	_, known := l.inHand[seq]
+	if !known {
+		l.inHand[seq] = member
+	}
+	l.mu.Unlock()
+	if !known {
+		m, err := l.message(seq, text)
+		if err == nil {
+			take(m)
+		} else if err := l.q.malformed(ctx, l.keys[2]+" "+member, text, err, func() error { l.ack(seq); return nil }); err != nil {
+			l.mu.Lock()
+			delete(l.inHand, seq)
+			l.mu.Unlock()
+			return err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cursor = max(l.cursor, seq)
+	return nil
+}
+
+func (l *lane) message(seq uint64, text string) (owner.Message[engine.Key, engine.Causes], error) {
+	m, err := opened(text)
+	if err != nil {
+		return owner.Message[engine.Key, engine.Causes]{}, err
+	}
+	req, err := engine.DecodeRequest(m)
+	if err != nil {
+		return owner.Message[engine.Key, engine.Causes]{}, err
+	}
+	// Sequences are the partition's own.
+	id := seq*maxPartitions + uint64(l.id.partition) //nolint:gosec // 0 to 63.
+	return owner.Message[engine.Key, engine.Causes]{
+		ID: id, Key: req.Key, Value: req.Causes.Partial(), Options: req.Options(), Ack: func() { l.ack(seq) }, Extend: func() {},
+	}, nil
+}
+
+// ack removes a request, together with the others that are done by the time that it is sent.
+func (l *lane) ack(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done = append(l.done, seq)
+	if l.asked {
+		return
+	}
+	l.asked = true
+	var sent []uint64
+	l.q.bus.pipeline.send(context.Background(), &call{
+		script: ackScript, keys: l.keys,
+		args: func() []any {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			sent, l.done, l.asked = l.done, nil, false
+			args := []any{l.epoch, classTokens[l.id.class]}
+			for _, seq := range sent {
+				args = append(args, seq, l.inHand[seq])
+			}
+			return args
+		},
+		then: func(_ any, err error) { l.acked(sent, err) },
+	})
+}
+
+// acked forgets what was removed. What may not have been is read again, and run once more: that is better than to wait for
+// Redis with it.
+func (l *lane) acked(seqs []uint64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	full := len(l.inHand) >= window
+	for _, seq := range seqs {
+		delete(l.inHand, seq)
+	}
+	if err != nil && !errors.Is(err, engine.ErrConflict) {
+		l.again = true
+	}
+	if full || err != nil {
+		wake(l.wake)
+	}
+}
