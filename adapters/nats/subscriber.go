@@ -28,6 +28,32 @@ type subscriber struct {
 	open   sync.WaitGroup
 }
 
+// SubscribeInitialize makes the group, so that it gets what is published from now on.
+func (s *subscriber) SubscribeInitialize(topic string) error {
+	if s.group == "" {
+		return nil
+	}
+	_, err := s.consumer(context.Background(), topic)
+	return err
+}
+
+func (s *subscriber) consumer(ctx context.Context, topic string) (jetstream.Consumer, error) {
+	cfg := jetstream.ConsumerConfig{
+		FilterSubject: s.bus.eventSubjects(topic) + ".>", DeliverPolicy: jetstream.DeliverNewPolicy, AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: 30 * time.Second, MaxDeliver: -1, MaxAckPending: 1, InactiveThreshold: 5 * time.Minute,
+	}
+	if s.group != "" {
+		cfg.Durable, cfg.InactiveThreshold = token(s.group)+"-"+token(topic), 0
+	}
+	c, err := ask(ctx, s.bus.conn, func(ctx context.Context) (jetstream.Consumer, error) {
+		return s.bus.conn.js.CreateOrUpdateConsumer(ctx, eventStream(s.bus.cfg.Engine), cfg)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)
+	}
+	return c, nil
+}
+
 // Subscribe implements message.Subscriber.
 func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	s.mu.Lock()
@@ -38,16 +64,9 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if s.bus.cfg.Events == "off" {
 		return nil, errors.New("NATS bus: events are off")
 	}
-	cfg := jetstream.ConsumerConfig{
-		FilterSubject: s.bus.eventSubjects(topic) + ".>", DeliverPolicy: jetstream.DeliverNewPolicy, AckPolicy: jetstream.AckExplicitPolicy,
-		AckWait: 30 * time.Second, MaxDeliver: -1, MaxAckPending: 1, InactiveThreshold: 5 * time.Minute,
-	}
-	if s.group != "" {
-		cfg.Durable, cfg.InactiveThreshold = token(s.group)+"-"+token(topic), 0
-	}
-	consumer, err := s.bus.conn.js.CreateOrUpdateConsumer(ctx, eventStream(s.bus.cfg.Engine), cfg)
+	consumer, err := s.consumer(ctx, topic)
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	out := make(chan *message.Message)

@@ -22,6 +22,7 @@ import (
 	"go.opentelemetry.io/otel"
 
 	"github.com/windlass-dev/windlass/adapters/nats"
+	"github.com/windlass-dev/windlass/adapters/redis"
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/metrics"
 	"github.com/windlass-dev/windlass/sources/topic"
@@ -35,6 +36,7 @@ type bench struct {
 	path     string
 	bus      string
 	sync     string
+	redis    string
 	events   int
 	workers  int
 	output   string
@@ -90,8 +92,9 @@ spans through the tracing API and a handler that does nothing, and prints what i
 	}
 	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, latency, coldstart, delay, pending or pending-dep")
 	cmd.Flags().StringVar(&b.path, "path", "native", "native, or wire: the events travel as messages of a topic")
-	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory, or nats: an embedded server, with 64 events on their way at once and none published")
+	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory, nats (an embedded server) or redis; the latter with 64 events on their way at once and none published")
 	cmd.Flags().StringVar(&b.sync, "sync", "interval", "when the embedded server syncs its disk: interval or always")
+	cmd.Flags().StringVar(&b.redis, "redis", "127.0.0.1:6379", "the address of Redis")
 	cmd.Flags().StringVar(&b.tracing, "tracing", "api", "off, api, or sdk: one span in ten is recorded, and thrown away")
 	cmd.Flags().IntVar(&b.events, "events", 1_000_000, "how many events")
 	cmd.Flags().IntVar(&b.workers, "workers", 8, "how many keys at once")
@@ -108,15 +111,15 @@ func (b bench) validate() error {
 		return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
 	}
 	var few error
-	if b.bus == "nats" && (b.path != "native" || !slices.Contains([]string{"distinct", "coalesce"}, b.workload)) {
-		few = errors.New("--bus nats goes with --path native and the workloads distinct and coalesce")
+	if b.bus != "memory" && (b.path != "native" || !slices.Contains([]string{"distinct", "coalesce"}, b.workload)) {
+		few = errors.New("--bus nats and redis go with --path native and the workloads distinct and coalesce")
 	}
 	if b.events < 10 || b.workers < 1 {
 		few = errors.New("--events must be 10 at least, --workers 1")
 	}
 	return cmp.Or(
 		oneOf("workload", b.workload, "distinct", "coalesce", "latency", "coldstart", "delay", "pending", "pending-dep"),
-		oneOf("path", b.path, "native", "wire"), oneOf("bus", b.bus, "memory", "nats"), oneOf("sync", b.sync, "interval", "always"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
+		oneOf("path", b.path, "native", "wire"), oneOf("bus", b.bus, "memory", "nats", "redis"), oneOf("sync", b.sync, "interval", "always"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
 		oneOf("output", b.output, "table", "json"), few,
 	)
 }
@@ -131,7 +134,7 @@ type benchRun struct {
 	done   chan struct{} // closed when every key ran once
 	source *benchSource
 	memory *engine.MemoryBus
-	nats   func(context.Context) // ends the bus, if it is NATS
+	close  func(context.Context) // ends the bus
 	engine *engine.Engine
 	stop   func() error
 	before runtime.MemStats
@@ -223,7 +226,7 @@ func (r *benchRun) begin(ctx context.Context) error {
 	r.stop = func() error {
 		cancel()
 		err := <-stopped
-		r.nats(context.WithoutCancel(ctx))
+		r.close(context.WithoutCancel(ctx))
 		return err
 	}
 	if r.path == "wire" {
@@ -243,10 +246,36 @@ func (r *benchRun) begin(ctx context.Context) error {
 }
 
 func (r *benchRun) openBus(ctx context.Context) (engine.Bus, error) {
-	r.nats = func(context.Context) {}
-	if r.bus != "nats" {
+	switch r.bus {
+	case "nats":
+		return r.openNATS(ctx)
+	case "redis":
+		return r.openRedis(ctx)
+	default:
+		r.close = func(context.Context) {}
 		return r.memory, nil
 	}
+}
+
+// openRedis uses a server that is there, under a name that nobody else has.
+func (r *benchRun) openRedis(ctx context.Context) (engine.Bus, error) {
+	conn, err := redis.Connect(ctx, redis.ConnectionConfig{Address: r.redis})
+	if err != nil {
+		return nil, err
+	}
+	bus, err := redis.NewBus(ctx, conn, redis.BusConfig{Engine: "bench-" + strconv.Itoa(os.Getpid()), Events: "off"})
+	if err != nil {
+		return nil, err
+	}
+	r.close = func(ctx context.Context) {
+		bus.Close(ctx)
+		conn.Close()
+	}
+	return bus, nil
+}
+
+// openNATS starts a server.
+func (r *benchRun) openNATS(ctx context.Context) (engine.Bus, error) {
 	dir, err := os.MkdirTemp("", "windlass-bench-")
 	if err != nil {
 		return nil, err
@@ -263,7 +292,7 @@ func (r *benchRun) openBus(ctx context.Context) (engine.Bus, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.nats = func(ctx context.Context) {
+	r.close = func(ctx context.Context) {
 		bus.Close(ctx)
 		conn.Close()
 		server.Shutdown()
@@ -291,7 +320,7 @@ func (r *benchRun) put(ctx context.Context, i int) error {
 // burst emits all events as fast as they go.
 func (r *benchRun) burst(ctx context.Context) (benchResult, error) {
 	emitters := 1
-	if r.bus == "nats" {
+	if r.bus != "memory" {
 		emitters = 64 // each waits for its acks
 	}
 	failed := make(chan error, emitters)

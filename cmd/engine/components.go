@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/windlass-dev/windlass/adapters/nats"
+	"github.com/windlass-dev/windlass/adapters/redis"
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/app"
 	"github.com/windlass-dev/windlass/engine/sync"
@@ -13,8 +14,8 @@ import (
 // components are the systems that this program knows. Adding one is adding a line here.
 func components() app.Components {
 	return app.Components{
-		Connections: map[string]app.Factory[app.Closer]{"nats": app.New(natsConnection)},
-		Buses:       map[string]app.Factory[engine.Bus]{"nats": app.New(natsBus), "memory": app.New(memoryBus)},
+		Connections: map[string]app.Factory[app.Closer]{"nats": app.New(natsConnection), "redis": app.New(redisConnection)},
+		Buses:       map[string]app.Factory[engine.Bus]{"nats": app.New(natsBus), "redis": app.New(redisBus), "memory": app.New(memoryBus)},
 		Sources:     map[string]app.Factory[engine.Source]{"nats": app.New(natsSource)},
 		Sinks:       map[string]app.Factory[engine.Sink]{"nats": app.New(natsSink)},
 		Handlers:    map[string]app.Factory[engine.Handler]{"sync": app.New(syncHandler)},
@@ -89,6 +90,34 @@ func natsBusConnection(ctx context.Context, env *app.Env, cfg natsBusConfig) (*n
 	}
 	env.OnClose(func(context.Context) { conn.Close() })
 	return conn, nil
+}
+
+func redisConnection(ctx context.Context, env *app.Env, name string, cfg redis.ConnectionConfig) (app.Closer, error) {
+	cfg.Scope, cfg.Logger = name, env.Logger
+	return redis.Connect(ctx, cfg)
+}
+
+// redisBusConfig is the bus on a named connection.
+type redisBusConfig struct {
+	Connection      string `yaml:"connection"`
+	redis.BusConfig `yaml:",inline"`
+}
+
+// ConnectionName is the connection that must exist.
+func (c redisBusConfig) ConnectionName() string { return c.Connection }
+
+func redisBus(ctx context.Context, env *app.Env, _ string, cfg redisBusConfig) (engine.Bus, error) {
+	conn, err := app.Connection[*redis.Connection](env, cfg.Connection)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Engine = env.Engine
+	bus, err := redis.NewBus(ctx, conn, cfg.BusConfig)
+	if err != nil {
+		return nil, err
+	}
+	env.OnClose(bus.Close)
+	return bus, nil
 }
 
 // natsBucketConfig is a bucket on a connection.
