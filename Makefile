@@ -10,6 +10,7 @@ SIMULATIONS ?= 10000
 SEED ?= 0
 PEERS ?=
 FOR ?= 60s
+BUS ?= nats
 EVENTS ?= 1000000
 ROUNDS ?= 3
 
@@ -36,8 +37,8 @@ e2e: build ## Run the demo and the example configs as a user would
 simulate: ## Live 10,000 random lives with crashes and faults (SIMULATIONS, SEED)
 	go test -count=1 -timeout 20m -run '^TestSimulation$$' ./engine -args -simulations $(SIMULATIONS) -seed $(SEED)
 
-soak: ## Disturb replicas on a real server for a while and check that nothing is lost (FOR, SEED)
-	go run ./internal/soak -for $(FOR) $(if $(filter-out 0,$(SEED)),-seed $(SEED))
+soak: ## Disturb replicas on a real server for a while and check that nothing is lost (FOR, SEED, BUS: nats, nats3, redis)
+	go run ./internal/soak -bus $(BUS) -for $(FOR) $(if $(filter-out 0,$(SEED)),-seed $(SEED))
 
 lint: $(LINT) ## Run the linters
 	$(LINT) run ./...

@@ -56,7 +56,7 @@ var layers = []struct {
 	{"examples/", []string{"engine", "sources/memory"}},
 	{"internal/arch", nil},
 	{"internal/integration", []string{"engine", "adapters/nats"}},
-	{"internal/soak", []string{"engine", "adapters/nats"}},
+	{"internal/soak", []string{"engine", "adapters/nats", "adapters/redis"}},
 }
 
 func TestNoArrowRunsBackUp(t *testing.T) {

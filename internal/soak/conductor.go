@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -25,6 +24,7 @@ import (
 
 // conductor starts everything, disturbs it, and checks.
 type conductor struct {
+	bus      string
 	length   time.Duration
 	seed     uint64
 	keys     int
@@ -34,8 +34,8 @@ type conductor struct {
 
 	rng    *rand.Rand
 	dir    string
-	port   int
-	server *exec.Cmd
+	plain  *natsBroker // where the orders, the results and the journal are
+	broker broker      // where the bus is
 	fleet  []*replica
 	nc     *natsgo.Conn
 	js     jetstream.JetStream
@@ -49,11 +49,22 @@ type conductor struct {
 	check     *checker
 }
 
-// replica is an engine's process with its link.
+// replica is an engine's process with its links to the broker, one for each of its servers.
 type replica struct {
-	*proxy
+	links []*proxy
+	cmd   *exec.Cmd
+}
 
-	cmd *exec.Cmd
+func (r *replica) sever() {
+	for _, l := range r.links {
+		l.sever()
+	}
+}
+
+func (r *replica) mend() {
+	for _, l := range r.links {
+		l.mend()
+	}
 }
 
 func (c *conductor) run(ctx context.Context) (err error) {
@@ -77,20 +88,21 @@ func (c *conductor) run(ctx context.Context) (err error) {
 	return c.conclude(ctx)
 }
 
-func (c *conductor) begin(ctx context.Context) error {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
+func (c *conductor) begin(ctx context.Context) (err error) {
+	replicas := 1
+	if c.bus == "nats3" {
+		replicas = 3
+	}
+	if c.plain, err = newNATSBroker(ctx, c.dir, replicas); err != nil {
 		return err
 	}
-	c.port = l.Addr().(*net.TCPAddr).Port
-	_ = l.Close()
-	if err := c.startServer(ctx); err != nil {
-		return err
+	if c.broker = c.plain; c.bus == "redis" {
+		if c.broker, err = newRedisBroker(ctx, c.dir); err != nil {
+			return err
+		}
 	}
-	address := "127.0.0.1:" + strconv.Itoa(c.port)
 	for ctx.Err() == nil {
-		if c.nc, err = natsgo.Connect("nats://"+address, natsgo.MaxReconnects(-1), natsgo.ReconnectWait(100*time.Millisecond), natsgo.ReconnectBufSize(-1)); err == nil {
+		if c.nc, err = natsgo.Connect(natsURL(c.plain.addresses()), natsgo.MaxReconnects(-1), natsgo.ReconnectWait(100*time.Millisecond), natsgo.ReconnectBufSize(-1)); err == nil {
 			break
 		}
 		nap(ctx, 50*time.Millisecond)
@@ -98,23 +110,30 @@ func (c *conductor) begin(ctx context.Context) error {
 	if c.js, err = jetstream.New(c.nc); err != nil {
 		return err
 	}
-	if _, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "orders"}); err != nil {
+	c.plain.js = c.js
+	if err := c.plain.await(ctx); err != nil {
 		return err
 	}
-	if _, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "results", History: 64}); err != nil {
+	if _, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "orders", Replicas: replicas}); err != nil {
 		return err
 	}
-	if _, err = c.js.CreateStream(ctx, jetstream.StreamConfig{Name: journal, Subjects: []string{"journal.>"}}); err != nil {
+	if _, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "results", History: 64, Replicas: replicas}); err != nil {
+		return err
+	}
+	if _, err = c.js.CreateStream(ctx, jetstream.StreamConfig{Name: journal, Subjects: []string{"journal.>"}, Replicas: replicas}); err != nil {
 		return err
 	}
 	c.published = make([]atomic.Int64, c.keys)
 	c.check = newChecker()
 	for range c.replicas {
-		p, err := newProxy(ctx, address)
-		if err != nil {
-			return err
+		r := &replica{}
+		for _, address := range c.broker.addresses() {
+			p, err := newProxy(ctx, address)
+			if err != nil {
+				return err
+			}
+			r.links = append(r.links, p)
 		}
-		r := &replica{proxy: p}
 		c.fleet = append(c.fleet, r)
 		if err := c.startEngine(ctx, r); err != nil {
 			return err
@@ -123,24 +142,19 @@ func (c *conductor) begin(ctx context.Context) error {
 	return nil
 }
 
-func (c *conductor) process(ctx context.Context, args ...string) (*exec.Cmd, error) {
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), os.Args[0], args...) //nolint:gosec // ourselves.
-	log, err := os.OpenFile(logFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = log.Close() }()
-	cmd.Stdout, cmd.Stderr = log, log
-	return cmd, cmd.Start()
-}
-
-func (c *conductor) startServer(ctx context.Context) (err error) {
-	c.server, err = c.process(ctx, "-role", "server", "-dir", c.dir, "-port", strconv.Itoa(c.port))
-	return err
-}
+// natsURL is what clients are given to connect to servers.
+func natsURL(addresses []string) string { return "nats://" + strings.Join(addresses, ",nats://") }
 
 func (c *conductor) startEngine(ctx context.Context, r *replica) (err error) {
-	r.cmd, err = c.process(ctx, "-role", "engine", "-url", r.url())
+	var through []string
+	for _, l := range r.links {
+		through = append(through, l.listener.Addr().String())
+	}
+	url, redis := natsURL(through), ""
+	if c.bus == "redis" {
+		url, redis = natsURL(c.plain.addresses()), through[0]
+	}
+	r.cmd, err = process(ctx, os.Args[0], "-role", "engine", "-bus", c.bus, "-url", url, "-redis", redis)
 	return err
 }
 
@@ -150,11 +164,15 @@ func (c *conductor) killAll() {
 			_ = r.cmd.Process.Kill()
 			_ = r.cmd.Wait()
 		}
-		_ = r.listener.Close()
+		for _, l := range r.links {
+			_ = l.listener.Close()
+		}
 	}
-	if c.server != nil {
-		_ = c.server.Process.Kill()
-		_ = c.server.Wait()
+	if c.plain != nil {
+		c.plain.kill()
+	}
+	if c.broker != nil && c.broker != broker(c.plain) {
+		c.broker.kill()
 	}
 }
 
@@ -192,92 +210,56 @@ func nap(ctx context.Context, d time.Duration) {
 // logFile is where the processes write. It is left where a promise was broken.
 const logFile = "soak.log"
 
-// outage is longer than a membership lasts.
-const outage = 6 * time.Second
-
 // disturb does one bad thing after the other until the time is over.
 func (c *conductor) disturb(ctx context.Context) {
-	end := time.Now().Add(c.length)
+	over := time.Now().Add(c.length)
 	nap(ctx, 3*time.Second)
-	for time.Now().Before(end) && ctx.Err() == nil {
+	for time.Now().Before(over) && ctx.Err() == nil {
 		r := c.fleet[c.rng.IntN(len(c.fleet))]
 		what := c.rng.IntN(6)
 		c.log.Info([]string{"kill", "stop and continue", "terminate", "cut the link", "restart the server", "stop the server"}[what])
+		outage := c.broker.ttl() + 2*time.Second
 		switch what {
 		case 0:
 			c.measure(ctx, r, &c.takeovers)
-			c.end(r.cmd, syscall.SIGKILL)
+			end(r.cmd, syscall.SIGKILL)
 			c.kills++
 			c.waiting.Wait()
-			c.must(c.startEngine(ctx, r))
+			must(c.startEngine(ctx, r))
 		case 1:
 			_ = r.cmd.Process.Signal(syscall.SIGSTOP)
 			nap(ctx, outage)
 			_ = r.cmd.Process.Signal(syscall.SIGCONT)
 		case 2:
 			c.measure(ctx, r, &c.handovers)
-			c.end(r.cmd, syscall.SIGTERM)
+			end(r.cmd, syscall.SIGTERM)
 			c.waiting.Wait()
-			c.must(c.startEngine(ctx, r))
+			must(c.startEngine(ctx, r))
 		case 3:
 			r.sever()
 			nap(ctx, outage)
 			r.mend()
 		case 4:
-			// Not killed: with its default, sync at intervals, the server would lose what it has acked a moment before.
-			c.end(c.server, syscall.SIGTERM)
-			c.must(c.startServer(ctx))
+			c.broker.disturb(ctx, c.rng, 0)
 		case 5:
-			c.end(c.server, syscall.SIGTERM)
-			nap(ctx, outage)
-			c.must(c.startServer(ctx))
+			c.broker.disturb(ctx, c.rng, outage)
 		}
 		nap(ctx, time.Second+time.Duration(c.rng.Int64N(int64(4*time.Second))))
 	}
 }
 
-func (c *conductor) must(err error) {
-	if err != nil {
-		panic(err) // nothing can be started any more
-	}
-}
-
-func (c *conductor) end(cmd *exec.Cmd, s syscall.Signal) {
-	_ = cmd.Process.Signal(s)
-	_ = cmd.Wait() // however it ends
-}
-
-// claims are the holders of the partitions, by number.
-func (c *conductor) claims(ctx context.Context) (map[int]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	s, err := c.js.Stream(ctx, "RQC_"+engineName)
-	if err != nil {
-		return nil, err
-	}
-	holders := make(map[int]string)
-	for p := range 8 {
-		m, err := s.GetLastMsgForSubject(ctx, fmt.Sprintf("rqc.%s.c.%s.%d", engineName, controller, p))
-		if err != nil {
-			return nil, err
-		}
-		holders[p] = string(m.Data)
-	}
-	return holders, nil
-}
-
 // measure finds out how long it takes from now until all that a replica holds is somebody else's.
 func (c *conductor) measure(ctx context.Context, r *replica, into *[]time.Duration) {
 	of := fmt.Sprintf("-%d-", r.cmd.Process.Pid)
-	holders, err := c.claims(ctx)
+	holders, err := c.broker.claims(ctx)
 	if err != nil || !strings.Contains(strings.Join(slices.Collect(maps.Values(holders)), " "), of) {
 		return
 	}
 	start := time.Now()
 	c.waiting.Go(func() {
-		for time.Since(start) < 20*time.Second && ctx.Err() == nil {
+		for time.Since(start) < 40*time.Second && ctx.Err() == nil {
 			nap(ctx, 10*time.Millisecond)
-			now, err := c.claims(ctx)
+			now, err := c.broker.claims(ctx)
 			if err != nil {
 				return // the next disturbance has begun
 			}
@@ -297,6 +279,7 @@ func (c *conductor) measure(ctx context.Context, r *replica, into *[]time.Durati
 
 // verdict is the line that soak prints.
 type verdict struct {
+	Bus         string `json:"bus"`
 	Seconds     int    `json:"seconds"`
 	Seed        uint64 `json:"seed"`
 	Changes     int64  `json:"changes"`
@@ -315,7 +298,7 @@ type verdict struct {
 // conclude waits until the last version of every key was seen, and looks at everything that was noted.
 func (c *conductor) conclude(ctx context.Context) error {
 	c.log.Info("undisturbed; waiting for the last version of every key")
-	v := verdict{Seconds: int(c.length.Seconds()), Seed: c.seed, Kills: c.kills}
+	v := verdict{Bus: c.bus, Seconds: int(c.length.Seconds()), Seed: c.seed, Kills: c.kills}
 	for deadline := time.Now().Add(time.Minute); ; nap(ctx, time.Second) {
 		if err := c.check.read(ctx, c.js); err != nil && time.Now().After(deadline) {
 			return err

@@ -18,8 +18,11 @@ func main() {
 	var c conductor
 	role := flag.String("role", "", "server or engine: what the processes are that soak starts")
 	dir := flag.String("dir", "", "where the server keeps its data")
-	port := flag.Int("port", 0, "the server's port")
-	url := flag.String("url", "", "the server's address, for an engine")
+	url := flag.String("url", "", "the server's address")
+	route := flag.String("route", "", "the server's address for the others of its cluster")
+	routes := flag.String("routes", "", "the addresses of all of the cluster")
+	redis := flag.String("redis", "", "the address of Redis, for an engine")
+	flag.StringVar(&c.bus, "bus", "nats", "nats, nats3 (a cluster of three) or redis")
 	flag.DurationVar(&c.length, "for", time.Minute, "how long to disturb")
 	flag.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "what happens when")
 	flag.IntVar(&c.keys, "keys", 2000, "how many keys")
@@ -32,9 +35,9 @@ func main() {
 	var err error
 	switch *role {
 	case "server":
-		err = serve(ctx, *dir, *port)
+		err = serve(ctx, *dir, *url, *route, *routes)
 	case "engine":
-		err = work(ctx, *url, log)
+		err = work(ctx, c.bus, *url, *redis, log)
 	default:
 		c.log = log
 		err = c.run(ctx)

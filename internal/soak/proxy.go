@@ -29,8 +29,6 @@ func newProxy(ctx context.Context, to string) (*proxy, error) {
 	return p, nil
 }
 
-func (p *proxy) url() string { return "nats://" + p.listener.Addr().String() }
-
 func (p *proxy) run(ctx context.Context) {
 	for {
 		near, err := p.listener.Accept()

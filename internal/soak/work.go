@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"strconv"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/windlass-dev/windlass/adapters/nats"
+	"github.com/windlass-dev/windlass/adapters/redis"
 	"github.com/windlass-dev/windlass/engine"
 )
 
@@ -45,9 +47,21 @@ type note struct {
 	Overlap bool `json:"overlap,omitempty"`
 }
 
-// serve is a NATS server.
-func serve(ctx context.Context, dir string, port int) error {
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true})
+// serve is a NATS server, with a route one of a cluster.
+func serve(ctx context.Context, dir, address, route, routes string) error {
+	opts := &natsserver.Options{JetStream: true, StoreDir: dir, NoSigs: true, ServerName: "soak-" + address}
+	var err error
+	if opts.Host, opts.Port, err = hostPort(address); err != nil {
+		return err
+	}
+	if route != "" {
+		opts.Cluster.Name = "soak"
+		if opts.Cluster.Host, opts.Cluster.Port, err = hostPort(route); err != nil {
+			return err
+		}
+		opts.Routes = natsserver.RoutesFromStr(routes)
+	}
+	s, err := natsserver.NewServer(opts)
 	if err != nil {
 		return err
 	}
@@ -56,6 +70,14 @@ func serve(ctx context.Context, dir string, port int) error {
 	s.Shutdown()
 	s.WaitForShutdown()
 	return nil
+}
+
+func hostPort(address string) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(address)
+	if err == nil {
+		port, err = strconv.Atoi(text)
+	}
+	return host, port, err
 }
 
 // worker is a replica: it copies orders to results.
@@ -67,7 +89,7 @@ type worker struct {
 	running map[string]bool
 }
 
-func work(ctx context.Context, url string, log *slog.Logger) error {
+func work(ctx context.Context, kind, url, address string, log *slog.Logger) error {
 	conn, err := nats.Connect(ctx, nats.ConnectionConfig{URL: url, Scope: "main", Logger: log})
 	if err != nil {
 		return err
@@ -84,11 +106,11 @@ func work(ctx context.Context, url string, log *slog.Logger) error {
 	if w.results, err = nats.NewBucket(ctx, conn, nats.BucketConfig{Bucket: "results"}); err != nil {
 		return err
 	}
-	bus, err := nats.NewBus(ctx, conn, nats.BusConfig{Engine: engineName})
+	bus, end, err := openBus(ctx, kind, address, conn, log)
 	if err != nil {
 		return err
 	}
-	defer bus.Close(context.WithoutCancel(ctx))
+	defer end()
 	e, err := engine.New(engine.Config{Name: engineName, Bus: bus, Logger: log, Controllers: []engine.Controller{
 		engine.NewController(controller).For(orders).Owns(w.results).WithConcurrency(16).WithHandler(w.handle).
 			WithBackoff(engine.Backoff{Initial: 100 * time.Millisecond, Max: 5 * time.Second}),
@@ -97,6 +119,24 @@ func work(ctx context.Context, url string, log *slog.Logger) error {
 		return err
 	}
 	return e.Run(ctx)
+}
+
+// openBus returns the bus and what closes it.
+func openBus(ctx context.Context, kind, address string, conn *nats.Connection, log *slog.Logger) (engine.Bus, func(), error) {
+	if kind != "redis" {
+		cfg := nats.BusConfig{Engine: engineName}
+		if kind == "nats3" {
+			cfg.Replicas = 3
+		}
+		bus, err := nats.NewBus(ctx, conn, cfg)
+		return bus, func() { bus.Close(context.WithoutCancel(ctx)) }, err
+	}
+	far, err := redis.Connect(ctx, redis.ConnectionConfig{Address: address, Scope: "redis", Logger: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	bus, err := redis.NewBus(ctx, far, redis.BusConfig{Engine: engineName})
+	return bus, func() { bus.Close(context.WithoutCancel(ctx)); far.Close() }, err
 }
 
 func (w *worker) handle(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
@@ -145,6 +185,8 @@ func (w *worker) note(ctx context.Context, n note) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second) // an answer that was lost is not waited for
+	defer cancel()
 	if _, err = w.js.Publish(ctx, "journal."+n.Key, data); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
