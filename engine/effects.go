@@ -244,7 +244,25 @@ func (a *application) write() Write {
 	return Write{Traceparent: a.s.traceparent, Fence: a.s.req.Fence}
 }
 
+// fenced returns an error if the run may not write any more. It is asked between the read and the write, which is made only
+// over what was read: if another replica takes over after this moment, it has either not written yet, or the write is refused.
+func (a *application) fenced() error {
+	c := a.s.c
+	bus, canTell := c.bus().(interface{ Trusted() bool })
+	switch {
+	case a.s.work.Err() != nil: // and a handler that does not honour its context passes on another
+		return context.Cause(a.s.work)
+	case c.lease != nil && !c.lease.Held(), canTell && !bus.Trusted():
+		return ErrLeaseLost
+	default:
+		return nil
+	}
+}
+
 func (a *application) apply(ctx context.Context, w Write) (string, error) {
+	if err := a.fenced(); err != nil {
+		return "", fmt.Errorf("apply %s: %w", a.effect.Object.Key, err)
+	}
 	o := a.effect.Object
 	o.Owner = a.me.Key
 	ctx, end := a.s.access(ctx, "apply", o.Key)
@@ -260,6 +278,9 @@ func (a *application) apply(ctx context.Context, w Write) (string, error) {
 }
 
 func (a *application) delete(ctx context.Context, have Object) error {
+	if err := a.fenced(); err != nil {
+		return fmt.Errorf("delete %s: %w", have.Key, err)
+	}
 	w := a.write()
 	w.Revision = have.Revision
 	ctx, end := a.s.access(ctx, "delete", have.Key)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -366,6 +367,62 @@ func TestDryRunWritesNothing(t *testing.T) {
 		b.start(copying(b, u, u.Key).WithDryRun())
 		require.Zero(t, u.Len())
 		require.Contains(t, log.String(), `msg="dry run" controller=test key=memory:things/a attempt=0 trigger=resync would=apply target=memory:target/a`)
+	})
+}
+
+// doubted is a bus that may no longer trust its membership, once something has been read.
+type doubted struct {
+	engine.Bus
+	trusted *atomic.Bool
+}
+
+func (d doubted) Trusted() bool { return d.trusted.Load() }
+
+// doubting is a target in whose Get time passes, as when the process is stopped and goes on.
+type doubting struct {
+	*unmarked
+	bus doubted
+}
+
+func (d doubting) Get(ctx context.Context, key engine.Key) (engine.Object, error) {
+	d.bus.trusted.Store(false)
+	return d.unmarked.Get(ctx, key)
+}
+
+func TestNothingIsWrittenOnceAnotherReplicaMayHaveTakenOver(t *testing.T) {
+	eachTarget(t, func(b *bundle, u *unmarked) {
+		bus := doubted{b.Config.Bus, &atomic.Bool{}}
+		bus.trusted.Store(true)
+		b.Config.Bus = bus
+		b.things.Set("a", 1)
+		c, answer := copying(b, doubting{u, bus}, u.Key), b.rec.Answer
+		var refused error
+		b.rec.Answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+			var res engine.Result
+			res, refused = answer(ctx, rt, req)
+			return res, refused
+		}
+		b.start(c)
+		require.Zero(t, u.written())
+		require.ErrorIs(t, refused, engine.ErrLeaseLost)
+	})
+}
+
+func TestHandlerThatIgnoresItsContextWritesNothingAfterItsEnd(t *testing.T) {
+	eachTarget(t, func(b *bundle, u *unmarked) {
+		var late error
+		b.things.Set("a", 1)
+		c := copying(b, u, u.Key)
+		b.rec.Answer = func(ctx context.Context, rt engine.Runtime, _ engine.Request) (engine.Result, error) {
+			<-ctx.Done()
+			time.Sleep(time.Minute) // it does not look at its context
+			late = rt.Apply(context.WithoutCancel(ctx), engine.Object{Key: u.Key("a"), Value: []byte("late")})
+			return engine.Result{}, late
+		}
+		b.start(c.WithTimeout(-1))
+		b.Stop()
+		require.ErrorIs(t, late, context.Canceled)
+		require.Zero(t, u.written())
 	})
 }
 

@@ -73,17 +73,21 @@ func (c *runner) build() {
 	c.chain = chain(chain(c.handler, c.middleware...), append(append([]Middleware(nil), c.engine.cfg.Middleware...), own...)...)
 }
 
+// bus is where the controller's queue is.
+func (c *runner) bus() Bus {
+	if c.placement == Each {
+		return c.engine.local
+	}
+	return c.engine.cfg.Bus
+}
+
 // open opens the queue, and that of failed mappings.
 func (c *runner) open(ctx context.Context) error {
 	for _, r := range []*runner{c, c.mapping} {
 		if r == nil || r.queue.Load() != nil {
 			continue
 		}
-		bus := c.engine.cfg.Bus
-		if c.placement == Each {
-			bus = c.engine.local
-		}
-		q, err := bus.Queue(ctx, QueueConfig{
+		q, err := c.bus().Queue(ctx, QueueConfig{
 			Engine: c.engine.cfg.Name, Controller: r.name, Workers: r.concurrency, Malformed: c.engine.malformed,
 			Debounce: r.debounce, Limit: r.limit.take(), Standby: c.lease != nil,
 		})

@@ -33,7 +33,8 @@ type runState struct {
 	beat    func()    // nil: nobody waits for heartbeats
 	beaten  atomic.Int64
 
-	n     atomic.Uint64 // the number of the run under way; another one: it has ended
+	work  context.Context //nolint:containedctx // the run's own, whatever a handler passes on.
+	n     atomic.Uint64   // the number of the run under way; another one: it has ended
 	users atomic.Int32  // calls of Runtime's methods under way
 }
 

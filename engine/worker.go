@@ -54,6 +54,7 @@ func (c *runner) process(ctx context.Context, w *worker, req Request) Outcome {
 		w.state.Store(s)
 	}
 	rt := s.begin(req)
+	s.work = ctx
 	w.since.Store(s.start.UnixNano())
 	if !c.watching.Load() {
 		c.watch(c.patience())

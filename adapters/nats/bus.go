@@ -198,6 +198,9 @@ func (b *Bus) Status() error {
 	}
 }
 
+// Trusted says whether this replica may work: its membership was renewed in time.
+func (b *Bus) Trusted() bool { return b.replica.Trusted() }
+
 // Close hands over what is this replica's and ends its membership. The connection stays open: it belongs to whoever
 // opened it.
 func (b *Bus) Close(ctx context.Context) {

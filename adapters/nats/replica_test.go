@@ -14,6 +14,8 @@ import (
 
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/enginetest"
+	"github.com/windlass-dev/windlass/internal/link"
 )
 
 // fleet are replicas of one engine, each with a connection of its own, and what they did.
@@ -142,6 +144,37 @@ func names(prefix string, n int) []string {
 		out[i] = fmt.Sprint(prefix, i)
 	}
 	return out
+}
+
+func TestReplicas(t *testing.T) {
+	enginetest.TestReplicas(t, func(t *testing.T) enginetest.ReplicasFixture {
+		b := newBed(t)
+		address := strings.TrimPrefix(b.server.URL(), "nats://")
+		return enginetest.ReplicasFixture{
+			TTL: 4 * time.Second,
+			Restart: func(t *testing.T) {
+				t.Helper()
+				b.server.Shutdown()
+				var err error
+				b.server, err = nats.StartServer(nats.ServerConfig{DataDir: b.dir, Listen: address, Sync: b.sync, Logger: logger()})
+				require.NoError(t, err)
+			},
+			Open: func(t *testing.T) enginetest.ReplicaFixture {
+				t.Helper()
+				l, err := link.New(context.Background(), address)
+				require.NoError(t, err)
+				conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + l.Address(), Logger: logger()})
+				require.NoError(t, err)
+				bus, err := nats.NewBus(t.Context(), conn, nats.BusConfig{Engine: "suite"})
+				require.NoError(t, err)
+				return enginetest.ReplicaFixture{Bus: bus, Sever: l.Sever, Close: func() {
+					bus.Close(context.Background())
+					conn.Close()
+					l.Close()
+				}}
+			},
+		}
+	})
 }
 
 func TestReplicasShareTheKeys(t *testing.T) {

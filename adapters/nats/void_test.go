@@ -3,10 +3,7 @@ package nats_test
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,79 +14,24 @@ import (
 
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/link"
 )
 
-// wire is a link to a server that can be cut.
-type wire struct {
-	listener net.Listener
-	mu       sync.Mutex
-	cut      bool
-	deaf     bool // what the server says is lost
-	conns    []net.Conn
-}
-
-func newWire(t *testing.T, to string) *wire {
+// newLink returns a link to a server that can be cut.
+func newLink(t *testing.T, url string) *link.Link {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := link.New(context.WithoutCancel(t.Context()), strings.TrimPrefix(url, "nats://"))
 	require.NoError(t, err)
-	w := &wire{listener: l}
-	t.Cleanup(func() { _ = l.Close(); w.sever(true) })
-	go func() {
-		for {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			far, err := net.Dial("tcp", to)
-			w.mu.Lock()
-			if err != nil || w.cut {
-				_ = near.Close()
-			} else {
-				w.conns = append(w.conns, near, far)
-				go func() { _, _ = io.Copy(near, &hearing{far, w}); _ = near.Close() }()
-				go func() { _, _ = io.Copy(far, near); _ = far.Close() }()
-			}
-			w.mu.Unlock()
-		}
-	}()
-	return w
-}
-
-// hearing reads what the server says, unless the wire is deaf.
-type hearing struct {
-	net.Conn
-	w *wire
-}
-
-func (h *hearing) Read(p []byte) (int, error) {
-	for {
-		n, err := h.Conn.Read(p)
-		h.w.mu.Lock()
-		deaf := h.w.deaf
-		h.w.mu.Unlock()
-		if !deaf || err != nil {
-			return n, err
-		}
-	}
-}
-
-func (w *wire) sever(cut bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.cut = cut
-	if cut {
-		for _, c := range w.conns {
-			_ = c.Close()
-		}
-	}
+	t.Cleanup(l.Close)
+	return l
 }
 
 // A message that the server has sent and nobody received must not wait until the server gives up waiting for its ack: not
 // after an interruption of the link that is too short for another replica to take over.
 func TestDeliveryThatNobodyReceivedIsRepeatedAfterAShortCut(t *testing.T) {
 	b := newBed(t)
-	w := newWire(t, strings.TrimPrefix(b.server.URL(), "nats://"))
-	conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + w.listener.Addr().String(), Logger: logger()})
+	w := newLink(t, b.server.URL())
+	conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + w.Address(), Logger: logger()})
 	require.NoError(t, err)
 	defer conn.Close()
 	bus, err := nats.NewBus(t.Context(), conn, nats.BusConfig{Engine: "shop", Partitions: 1})
@@ -119,7 +61,7 @@ func TestDeliveryThatNobodyReceivedIsRepeatedAfterAShortCut(t *testing.T) {
 		}
 		return false
 	})
-	w.sever(true)
+	w.Sever(true)
 	// The first fetch to be answered is now that of somebody who never acks.
 	eventually(t, "the cut has been noticed", func() bool { return !conn.Connected() })
 	m, err := engine.EncodeRequest(engine.Request{Controller: "c", Key: key})
@@ -134,7 +76,7 @@ func TestDeliveryThatNobodyReceivedIsRepeatedAfterAShortCut(t *testing.T) {
 	stolen, err := consumer.Next(jetstream.FetchMaxWait(5 * time.Second))
 	require.NoError(t, err)
 	require.Equal(t, subject, stolen.Subject())
-	w.sever(false)
+	w.Sever(false)
 	select {
 	case got := <-ran:
 		require.Equal(t, key, got)
@@ -158,8 +100,8 @@ func natsMsg(subject string, m *message.Message) *natsgo.Msg {
 // long as the caller gives it.
 func TestAnswerThatIsLostWithItsConnectionIsNotWaitedFor(t *testing.T) {
 	b := newBed(t)
-	w := newWire(t, strings.TrimPrefix(b.server.URL(), "nats://"))
-	conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + w.listener.Addr().String(), Logger: logger()})
+	w := newLink(t, b.server.URL())
+	conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + w.Address(), Logger: logger()})
 	require.NoError(t, err)
 	defer conn.Close()
 	store, err := nats.OpenStore(t.Context(), conn, "lost")
@@ -167,9 +109,7 @@ func TestAnswerThatIsLostWithItsConnectionIsNotWaitedFor(t *testing.T) {
 	near, err := nats.OpenStore(t.Context(), b.conn, "lost")
 	require.NoError(t, err)
 
-	w.mu.Lock()
-	w.deaf = true
-	w.mu.Unlock()
+	w.Deafen()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	answered := make(chan error, 1)
@@ -181,7 +121,7 @@ func TestAnswerThatIsLostWithItsConnectionIsNotWaitedFor(t *testing.T) {
 		_, err := near.Get(t.Context(), "k")
 		return err == nil
 	})
-	w.sever(true)
+	w.Sever(true)
 	var lost error
 	eventually(t, "it is known that no answer comes", func() bool {
 		select {

@@ -89,14 +89,17 @@ func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) 
 		return nil, fmt.Errorf("bus on Redis: %w", err)
 	}
 	cfg = cfg.withDefaults()
+	pipeline, err := newPipeline(ctx, conn.client)
+	if err != nil {
+		return nil, fmt.Errorf("bus on Redis: %w", err)
+	}
 	b := &Bus{
-		cfg: cfg, conn: conn, pipeline: &pipeline{client: conn.client}, leases: newLeases(conn, cfg.Engine),
+		cfg: cfg, conn: conn, pipeline: pipeline, leases: newLeases(conn, cfg.Engine),
 		store: NewStore(conn, cfg.Engine), news: newNews(conn, engineKey(cfg.Engine, "news")),
 	}
 	b.registry = &registry{bus: b, highest: make(map[owner.Partition]uint64)}
 	host, _ := os.Hostname() // it is for humans; the rest makes it unique
 	failures := &seldom{}
-	var err error
 	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
 		ID: fmt.Sprintf("%s-%d-%s", host, os.Getpid(), watermill.NewShortUUID()), Registry: b.registry, TTL: conn.ttl(), Lost: engine.ErrLeaseLost,
 		Failed: func(err error) {
@@ -136,6 +139,9 @@ func (b *Bus) Status() error {
 	}
 	return nil
 }
+
+// Trusted says whether this replica may work: its membership was renewed in time.
+func (b *Bus) Trusted() bool { return b.replica.Trusted() }
 
 // Close hands over what is this replica's and ends its membership. The connection stays open: it belongs to whoever
 // opened it.

@@ -35,6 +35,16 @@ type call struct {
 	then func(answer any, err error)
 }
 
+// newPipeline gives the server the scripts beforehand: one that it does not know is sent again, behind others that it does.
+func newPipeline(ctx context.Context, client goredis.UniversalClient) (*pipeline, error) {
+	for _, s := range []*goredis.Script{enqueueScript, ackScript, saveScript, claimScript} {
+		if err := s.Load(ctx, client).Err(); err != nil {
+			return nil, understood(err)
+		}
+	}
+	return &pipeline{client: client}, nil
+}
+
 // do sends a script and returns its answer. When ctx ends first it may have been heard.
 func (p *pipeline) do(ctx context.Context, script *goredis.Script, keys []string, args ...any) (any, error) {
 	type result struct {

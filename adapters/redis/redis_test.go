@@ -24,6 +24,7 @@ import (
 	"github.com/windlass-dev/windlass/engine/enginetest"
 	"github.com/windlass-dev/windlass/engine/kv"
 	"github.com/windlass-dev/windlass/engine/lease"
+	"github.com/windlass-dev/windlass/internal/link"
 )
 
 func TestMain(m *testing.M) {
@@ -163,6 +164,28 @@ func TestBusKeepsThePromises(t *testing.T) {
 			b.start()
 			return b.bus(name)
 		}}
+	})
+}
+
+func TestReplicas(t *testing.T) {
+	enginetest.TestReplicas(t, func(t *testing.T) enginetest.ReplicasFixture {
+		s := newServer(t)
+		return enginetest.ReplicasFixture{
+			TTL: 4 * time.Second, Restart: func(*testing.T) { s.kill(); s.start() },
+			Open: func(t *testing.T) enginetest.ReplicaFixture {
+				l, err := link.New(context.Background(), s.address)
+				require.NoError(t, err)
+				conn, err := redis.Connect(t.Context(), redis.ConnectionConfig{Address: l.Address(), Logger: logger()})
+				require.NoError(t, err)
+				bus, err := redis.NewBus(t.Context(), conn, redis.BusConfig{Engine: "suite"})
+				require.NoError(t, err)
+				return enginetest.ReplicaFixture{Bus: bus, Sever: l.Sever, Close: func() {
+					bus.Close(context.Background())
+					conn.Close()
+					l.Close()
+				}}
+			},
+		}
 	})
 }
 

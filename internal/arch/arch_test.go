@@ -37,6 +37,7 @@ var layers = []struct {
 	{"internal/queue", nil},
 	{"internal/owner", []string{"internal/queue"}},
 	{"internal/tlsfile", nil},
+	{"internal/link", nil},
 	{"engine/expr", nil},
 	{"engine/sync", []string{"engine", "engine/expr"}},
 	{"engine/metrics", []string{"engine"}},
@@ -56,7 +57,7 @@ var layers = []struct {
 	{"examples/", []string{"engine", "sources/memory"}},
 	{"internal/arch", nil},
 	{"internal/integration", []string{"engine", "adapters/nats"}},
-	{"internal/soak", []string{"engine", "adapters/nats", "adapters/redis"}},
+	{"internal/soak", []string{"engine", "adapters/nats", "adapters/redis", "internal/link"}},
 }
 
 func TestNoArrowRunsBackUp(t *testing.T) {

@@ -20,6 +20,8 @@ import (
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/windlass-dev/windlass/internal/link"
 )
 
 // conductor starts everything, disturbs it, and checks.
@@ -51,19 +53,19 @@ type conductor struct {
 
 // replica is an engine's process with its links to the broker, one for each of its servers.
 type replica struct {
-	links []*proxy
+	links []*link.Link
 	cmd   *exec.Cmd
 }
 
 func (r *replica) sever() {
 	for _, l := range r.links {
-		l.sever()
+		l.Sever(true)
 	}
 }
 
 func (r *replica) mend() {
 	for _, l := range r.links {
-		l.mend()
+		l.Sever(false)
 	}
 }
 
@@ -128,7 +130,7 @@ func (c *conductor) begin(ctx context.Context) (err error) {
 	for range c.replicas {
 		r := &replica{}
 		for _, address := range c.broker.addresses() {
-			p, err := newProxy(ctx, address)
+			p, err := link.New(ctx, address)
 			if err != nil {
 				return err
 			}
@@ -148,7 +150,7 @@ func natsURL(addresses []string) string { return "nats://" + strings.Join(addres
 func (c *conductor) startEngine(ctx context.Context, r *replica) (err error) {
 	var through []string
 	for _, l := range r.links {
-		through = append(through, l.listener.Addr().String())
+		through = append(through, l.Address())
 	}
 	url, redis := natsURL(through), ""
 	if c.bus == "redis" {
@@ -165,7 +167,7 @@ func (c *conductor) killAll() {
 			_ = r.cmd.Wait()
 		}
 		for _, l := range r.links {
-			_ = l.listener.Close()
+			l.Close()
 		}
 	}
 	if c.plain != nil {
