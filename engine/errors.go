@@ -24,6 +24,8 @@ var (
 	ErrNoHeartbeat = errors.New("no heartbeat")
 	// ErrLeaseLost is the cause with which the reconciles of a singleton are cancelled when its lease is lost.
 	ErrLeaseLost = errors.New("lease lost")
+	// ErrEndsProcess says that a key is parked because processes that ran it ended.
+	ErrEndsProcess = errors.New("the key ends its process")
 	// ErrShutdown is the cause with which reconciles are cancelled that outlast the drain timeout.
 	ErrShutdown = errors.New("engine shut down")
 	// ErrRunEnded says that a Runtime was used after its run.

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"slices"
@@ -32,6 +33,19 @@ func logged(next Handler) Handler {
 			rt.Log().WarnContext(ctx, "reconcile failed", "err", err, "retry_in", res.retry)
 		}
 		return res, err
+	}
+}
+
+// maxCrashes is how many processes a key may take with it.
+const maxCrashes = 3
+
+// spared parks a key that ends its process, before the next one.
+func spared(next Handler) Handler {
+	return func(ctx context.Context, rt Runtime, req Request) (Result, error) {
+		if req.Crashes >= maxCrashes {
+			return Result{}, Terminal(fmt.Errorf("%w: it ran in %d of them when they ended", ErrEndsProcess, req.Crashes))
+		}
+		return next(ctx, rt, req)
 	}
 }
 

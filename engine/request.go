@@ -366,6 +366,9 @@ type Request struct {
 	Deletion bool
 	// Fence grows with every change of the key's owner.
 	Fence uint64
+	// Crashes is how often a process has ended while it ran the key, as far as that is known: on a durable bus, since the key
+	// last ran to an end. A key that did it three times is parked.
+	Crashes int
 	// Waited is how long the request was ready before this run.
 	Waited time.Duration
 

@@ -69,7 +69,7 @@ func newRunner(e *Engine, c Controller) *runner {
 }
 
 func (c *runner) build() {
-	own := []Middleware{logged, c.backoff.withDefaults().middleware, deadline(c.timeout), heartbeat(c.heartbeat), recovered}
+	own := []Middleware{logged, c.backoff.withDefaults().middleware, spared, deadline(c.timeout), heartbeat(c.heartbeat), recovered}
 	c.chain = chain(chain(c.handler, c.middleware...), append(append([]Middleware(nil), c.engine.cfg.Middleware...), own...)...)
 }
 

@@ -35,7 +35,7 @@ type runState struct {
 
 	work  context.Context //nolint:containedctx // the run's own, whatever a handler passes on.
 	n     atomic.Uint64   // the number of the run under way; another one: it has ended
-	users atomic.Int32  // calls of Runtime's methods under way
+	users atomic.Int32    // calls of Runtime's methods under way
 }
 
 // use holds on to the state of the run for a call, unless the run has ended.

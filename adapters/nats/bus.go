@@ -172,12 +172,24 @@ func (b *Bus) open(ctx context.Context) (err error) {
 // stream creates a stream or brings it to these settings.
 func (b *Bus) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	cfg.Storage, cfg.Replicas, cfg.AllowDirect = jetstream.FileStorage, b.cfg.Replicas, true
-	s, err := b.conn.js.CreateOrUpdateStream(ctx, cfg)
-	if err != nil {
-		return nil, streamError(cfg.Name, err)
+	for last := time.Now().Add(patience); ; {
+		s, err := ask(ctx, b.conn, func(ctx context.Context) (jetstream.Stream, error) { return b.conn.js.CreateOrUpdateStream(ctx, cfg) })
+		switch {
+		case err == nil:
+			return s, nil
+		case !transient(err) || ctx.Err() != nil || time.Now().After(last):
+			return nil, streamError(cfg.Name, err)
+		}
+		b.conn.log.Warn("NATS is not ready; trying again", "stream", cfg.Name, "err", err)
+		select {
+		case <-time.After(500 * time.Millisecond):
+		case <-ctx.Done():
+		}
 	}
-	return s, nil
 }
+
+// patience is how long a cluster is given to agree on its leaders before a start fails.
+const patience = 30 * time.Second
 
 // Store implements engine.Bus.
 func (b *Bus) Store() kv.Store { return b.store }

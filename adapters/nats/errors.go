@@ -51,7 +51,16 @@ func connectError(url string, err error) error {
 	return fmt.Errorf("connect to NATS at %s: %w: %s", url, err, hint)
 }
 
+// transient says that a request may be answered later: the server, or the cluster, is busy with itself.
+func transient(err error) bool {
+	var api *jetstream.APIError
+	return errors.Is(err, errNoAnswer) || errors.Is(err, natsgo.ErrNoResponders) || errors.As(err, &api) && api.Code == 503
+}
+
 // streamError says what to do about a stream that cannot be set up.
 func streamError(name string, err error) error {
+	if transient(err) {
+		return fmt.Errorf("set up stream %s: %w: the server, or a majority of its cluster, is not ready", name, err)
+	}
 	return fmt.Errorf("set up stream %s: %w: NATS 2.11 or later is needed, and the right to manage streams", name, err)
 }

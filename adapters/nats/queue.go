@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,6 +50,8 @@ type requests struct {
 	mu        sync.Mutex
 	records   map[engine.Key]uint64 // the sequence of each key's state record
 	consumers map[string]jetstream.Consumer
+	given     map[string]uint64 // by consumer: how far a former owner had come when it died
+	suspects  owner.Suspects[engine.Key]
 }
 
 var _ engine.Queue = (*requests)(nil)
@@ -57,8 +60,10 @@ var _ engine.Queue = (*requests)(nil)
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
 	q := &requests{
 		bus: b, cfg: cfg, commit: b.committer(), records: make(map[engine.Key]uint64), consumers: make(map[string]jetstream.Consumer),
-		prefix: "rq." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
-		states: "rqs." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
+		given:    make(map[string]uint64),
+		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: "crashes/" + cfg.Controller + "/", Parse: engine.ParseKey},
+		prefix:   "rq." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
+		states:   "rqs." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
 	}
 	if err := q.open(ctx); err != nil {
 		return nil, err
@@ -149,7 +154,7 @@ func (q *requests) Run(intake, work context.Context, newProcess func() engine.Pr
 		process := newProcess()
 		return func(ctx context.Context, run *owner.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
 			req := engine.RequestOf(q.cfg.Controller, &run.Run)
-			req.Fence = run.Fence
+			req.Fence, req.Crashes = run.Fence, run.Crashes
 			return engine.AfterRun(&req, process(ctx, req))
 		}
 	})
@@ -181,10 +186,38 @@ func (q *requests) dropConsumers(ctx context.Context, t owner.Term) error {
 		return fmt.Errorf("consumers of controller %s: %w", q.cfg.Controller, err)
 	}
 	for _, name := range former {
+		if t.Orphaned {
+			if err := q.noteGiven(ctx, name, t); err != nil {
+				return err
+			}
+		}
 		if err := q.dropConsumer(ctx, name); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// noteGiven notes how far a former owner has come: it may have been running what it was given, and died of it.
+func (q *requests) noteGiven(ctx context.Context, former string, t owner.Term) error {
+	info, err := ask(ctx, q.bus.conn, func(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+		c, err := q.stream.Consumer(ctx, former)
+		if err != nil {
+			return nil, err
+		}
+		return c.CachedInfo(), nil
+	})
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("consumer %s of controller %s: %w", former, q.cfg.Controller, err)
+	}
+	class := queue.Class(slices.Index(classTokens[:], strings.Split(former, "-")[1])) //nolint:gosec // one of three.
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	name := consumerName(t, class)
+	q.given[name] = max(q.given[name], info.Delivered.Stream)
 	return nil
 }
 
@@ -228,15 +261,17 @@ func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 
 // Load implements owner.Broker.
 func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
-	if err := q.dropConsumers(ctx, t); err != nil {
-		return nil, err
-	}
+	of := func(name string) bool { return strings.HasPrefix(name, fmt.Sprintf("p%d-", t.Partition)) }
 	q.mu.Lock()
 	maps.DeleteFunc(q.records, func(k engine.Key, _ uint64) bool { return partition(keyTokens(k), q.bus.cfg.Partitions) == t.Partition })
 	maps.DeleteFunc(q.consumers, func(name string, _ jetstream.Consumer) bool {
-		return strings.HasPrefix(name, fmt.Sprintf("p%d-", t.Partition))
+		return of(name)
 	})
+	maps.DeleteFunc(q.given, func(name string, _ uint64) bool { return of(name) })
 	q.mu.Unlock()
+	if err := q.dropConsumers(ctx, t); err != nil {
+		return nil, err
+	}
 	var states []queue.State[engine.Key, engine.Causes]
 	filter := q.states + strconv.Itoa(t.Partition) + ".>"
 	err := snapshot(ctx, q.bus.conn, q.bus.states, filter, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
@@ -321,6 +356,16 @@ func (q *requests) lookUp(ctx context.Context, key engine.Key, subject string) e
 	return nil
 }
 
+// Crashes implements owner.Broker.
+func (q *requests) Crashes(ctx context.Context, t owner.Term) (map[engine.Key]int, error) {
+	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return partition(keyTokens(k), q.bus.cfg.Partitions) == t.Partition })
+}
+
+// Suspect implements owner.Broker.
+func (q *requests) Suspect(ctx context.Context, key engine.Key, crashes int) error {
+	return q.suspects.Suspect(ctx, key, crashes)
+}
+
 // Fetch implements owner.Broker.
 func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
 	name := consumerName(t, class)
@@ -336,12 +381,16 @@ func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, t
 	if err != nil {
 		return q.interrupted(ctx, session, name, err)
 	}
+	q.mu.Lock()
+	given := q.given[name]
+	q.mu.Unlock()
 	for m := range batch.Messages() {
 		msg, ok, err := q.message(ctx, m)
 		if err != nil {
 			return q.interrupted(ctx, session, name, err)
 		}
 		if ok {
+			msg.Suspect = msg.ID <= given
 			take(msg)
 		}
 	}

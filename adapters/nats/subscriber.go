@@ -33,7 +33,7 @@ func (s *subscriber) SubscribeInitialize(topic string) error {
 	if s.group == "" {
 		return nil
 	}
-	_, err := s.consumer(context.Background(), topic)
+	_, err := s.consumer(s.bus.conn.base, topic)
 	return err
 }
 

@@ -57,6 +57,7 @@ func (c BusConfig) withDefaults() BusConfig {
 
 // Bus is an engine.Bus on Redis. What it promises, and what not, is in the package's documentation.
 type Bus struct {
+	ctx      context.Context //nolint:containedctx // the maker's, for what outlives its callers.
 	cfg      BusConfig
 	conn     *Connection
 	pipeline *pipeline
@@ -94,8 +95,8 @@ func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) 
 		return nil, fmt.Errorf("bus on Redis: %w", err)
 	}
 	b := &Bus{
-		cfg: cfg, conn: conn, pipeline: pipeline, leases: newLeases(conn, cfg.Engine),
-		store: NewStore(conn, cfg.Engine), news: newNews(conn, engineKey(cfg.Engine, "news")),
+		ctx: context.WithoutCancel(ctx), cfg: cfg, conn: conn, pipeline: pipeline, leases: newLeases(conn, cfg.Engine),
+		store: NewStore(conn, cfg.Engine), news: newNews(ctx, conn, engineKey(cfg.Engine, "news")),
 	}
 	b.registry = &registry{bus: b, highest: make(map[owner.Partition]uint64)}
 	host, _ := os.Hostname() // it is for humans; the rest makes it unique
@@ -132,10 +133,10 @@ func (b *Bus) Leases() lease.Store { return b.leases }
 // Status says why the bus does not work at present, nil if it does.
 func (b *Bus) Status() error {
 	if err := b.registry.failure(); err != nil {
-		return fmt.Errorf("Redis at %s cannot be reached; changes wait where they come from: %w", b.conn.address, err)
+		return fmt.Errorf("the Redis at %s cannot be reached; changes wait where they come from: %w", b.conn.address, err)
 	}
 	if !b.replica.Trusted() {
-		return errors.New("Redis did not answer for so long that another replica may have taken over; no reconcile starts until it does")
+		return errors.New("the Redis did not answer for so long that another replica may have taken over; no reconcile starts until it does")
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func (p *publisher) Close() error { return nil }
 // group each subscription gets all that is published after it began. A message is delivered again after a nack, and in a
 // group when its reader has died or was not done with it after half a minute.
 func (b *Bus) Subscriber(group string) message.Subscriber {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(b.ctx)
 	return &subscriber{bus: b, group: group, ctx: ctx, cancel: cancel}
 }
 

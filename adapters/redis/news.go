@@ -22,9 +22,9 @@ type listener struct {
 	told func(text string, missed bool)
 }
 
-func newNews(conn *Connection, channel string) *news {
+func newNews(ctx context.Context, conn *Connection, channel string) *news {
 	n := &news{
-		sub: conn.client.Subscribe(context.Background(), channel), done: make(chan struct{}), listeners: make(map[*listener]struct{}),
+		sub: conn.client.Subscribe(context.WithoutCancel(ctx), channel), done: make(chan struct{}), listeners: make(map[*listener]struct{}),
 	}
 	go n.run()
 	return n

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/internal/owner"
@@ -42,6 +43,8 @@ type requests struct {
 	mu      sync.Mutex
 	records map[engine.Key]struct{} // the keys that have a state record
 	lanes   map[laneID]*lane
+
+	suspects owner.Suspects[engine.Key]
 }
 
 var _ engine.Queue = (*requests)(nil)
@@ -68,7 +71,10 @@ func (q *requests) partitionOf(k engine.Key) int {
 
 // Queue implements engine.Bus.
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
-	q := &requests{bus: b, cfg: cfg, records: make(map[engine.Key]struct{}), lanes: make(map[laneID]*lane)}
+	q := &requests{
+		bus: b, cfg: cfg, records: make(map[engine.Key]struct{}), lanes: make(map[laneID]*lane),
+		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: "crashes/" + cfg.Controller + "/", Parse: engine.ParseKey},
+	}
 	if err := q.open(ctx); err != nil {
 		return nil, err
 	}
@@ -157,7 +163,7 @@ func (q *requests) Run(intake, work context.Context, newProcess func() engine.Pr
 		process := newProcess()
 		return func(ctx context.Context, run *owner.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
 			req := engine.RequestOf(q.cfg.Controller, &run.Run)
-			req.Fence = run.Fence
+			req.Fence, req.Crashes = run.Fence, run.Crashes
 			return engine.AfterRun(&req, process(ctx, req))
 		}
 	})
@@ -200,6 +206,11 @@ func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine
 		q.lanes[id] = newLane(q, id, t.Epoch)
 	}
 	q.mu.Unlock()
+	if t.Orphaned {
+		if err := q.noteGiven(ctx, t.Partition); err != nil {
+			return nil, err
+		}
+	}
 	var states []queue.State[engine.Key, engine.Causes]
 	key := q.keys(t.Partition).states
 	err := scan(ctx, q.bus.conn.client, key, "*", func(member, text string) error {
@@ -221,6 +232,30 @@ func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine
 		return nil, fmt.Errorf("load the state records of controller %s: %w", q.cfg.Controller, understood(err))
 	}
 	return states, nil
+}
+
+// noteGiven notes how far the former owner has come: it may have been running what it was given, and died of it.
+func (q *requests) noteGiven(ctx context.Context, partition int) error {
+	for c := range queue.Classes {
+		given, err := q.bus.conn.client.HGet(ctx, q.keys(partition).owner, "given:"+classTokens[c]).Uint64()
+		if err != nil && !errors.Is(err, goredis.Nil) {
+			return fmt.Errorf("what the former owner was given: %w", understood(err))
+		}
+		q.mu.Lock()
+		q.lanes[laneID{partition, c}].given = given
+		q.mu.Unlock()
+	}
+	return nil
+}
+
+// Crashes implements owner.Broker.
+func (q *requests) Crashes(ctx context.Context, t owner.Term) (map[engine.Key]int, error) {
+	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return q.partitionOf(k) == t.Partition })
+}
+
+// Suspect implements owner.Broker.
+func (q *requests) Suspect(ctx context.Context, key engine.Key, crashes int) error {
+	return q.suspects.Suspect(ctx, key, crashes)
 }
 
 func (q *requests) malformed(ctx context.Context, from, text string, reason error, remove func() error) error {
@@ -313,6 +348,7 @@ type lane struct {
 	epoch uint64
 	keys  []string // the owner, the class, the requests
 	wake  chan struct{}
+	given uint64 // how far a former owner had come when it died
 
 	mu     sync.Mutex
 	cursor uint64            // the last sequence that was read
@@ -394,7 +430,8 @@ func (l *lane) message(seq uint64, text string) (owner.Message[engine.Key, engin
 	// Sequences are the partition's own.
 	id := seq*maxPartitions + uint64(l.id.partition) //nolint:gosec // 0 to 63.
 	return owner.Message[engine.Key, engine.Causes]{
-		ID: id, Key: req.Key, Value: req.Causes.Partial(), Options: req.Options(), Ack: func() { l.ack(seq) }, Extend: func() {},
+		ID: id, Key: req.Key, Value: req.Causes.Partial(), Options: req.Options(), Suspect: seq <= l.given,
+		Ack: func() { l.ack(seq) }, Extend: func() {},
 	}, nil
 }
 
@@ -408,7 +445,7 @@ func (l *lane) ack(seq uint64) {
 	}
 	l.asked = true
 	var sent []uint64
-	l.q.bus.pipeline.send(context.Background(), &call{
+	l.q.bus.pipeline.send(l.q.bus.ctx, &call{
 		script: ackScript, keys: l.keys,
 		args: func() []any {
 			l.mu.Lock()

@@ -41,7 +41,7 @@ if redis.call('HDEL', KEYS[1], 'idle:' .. ARGV[1]) == 1 then
 end
 return seq
 `)
-	// KEYS owner, class, requests. ARGV epoch, class, sequence, count. Returns sequence, member, request, …
+	// KEYS owner, class, requests. ARGV epoch, class, sequence, count. Returns sequence, member and request of each.
 	fetchScript = goredis.NewScript(luaFenced + `
 local found = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
 if #found == 0 then
@@ -53,6 +53,7 @@ for i = 1, #found, 2 do
   fields[#fields + 1] = ARGV[2] .. found[i]
 end
 local requests = redis.call('HMGET', KEYS[3], unpack(fields))
+redis.call('HSET', KEYS[1], 'given:' .. ARGV[2], string.format('%.0f', tonumber(found[#found])))
 local out = {}
 for i = 1, #fields do
   out[3 * i - 2] = string.format('%.0f', tonumber(found[2 * i]))
@@ -61,7 +62,7 @@ for i = 1, #fields do
 end
 return out
 `)
-	// KEYS owner, class, requests. ARGV epoch, class, then sequence, member, …
+	// KEYS owner, class, requests. ARGV epoch, class, then sequence and member of each.
 	ackScript = goredis.NewScript(luaFenced + `
 for i = 3, #ARGV, 2 do
   local seq = redis.call('ZSCORE', KEYS[2], ARGV[i + 1])

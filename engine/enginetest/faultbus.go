@@ -314,6 +314,14 @@ func (q *faultQueue) Save(_ context.Context, s queue.State[engine.Key, engine.Ca
 	return nil
 }
 
+// Crashes implements owner.Broker. Its owners take over from nobody.
+func (q *faultQueue) Crashes(context.Context, owner.Term) (map[engine.Key]int, error) {
+	return nil, nil
+} //nolint:nilnil // none.
+
+// Suspect implements owner.Broker.
+func (q *faultQueue) Suspect(context.Context, engine.Key, int) error { return nil }
+
 // Hand implements owner.Broker. The only owner hands nothing over.
 func (q *faultQueue) Hand(context.Context, engine.Key, engine.Causes) error { return nil }
 

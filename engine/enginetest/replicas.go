@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/queue"
 )
 
 // ReplicasFixture is a bus that several replicas of an engine share.
@@ -42,6 +43,7 @@ func TestReplicas(t *testing.T, newBus func(t *testing.T) ReplicasFixture) {
 	check(t, newBus, []testCase[ReplicasFixture]{
 		{"a leaving replica waits for its runs and hands over the rest", "a rolling update loses nothing", leaving},
 		{"what a dead replica left goes on elsewhere, with its attempts and its time", "a crash loses nothing", dying},
+		{"a key that ends its process is parked by the one that knows", "it must not take all replicas with it, one by one", deadly},
 		{"chaos", "nothing of it is as rare as it seems", chaos},
 	})
 }
@@ -106,7 +108,7 @@ func newCrew(t *testing.T, f ReplicasFixture) *crew {
 }
 
 // join starts one more replica.
-func (c *crew) join() *hand {
+func (c *crew) join() {
 	c.t.Helper()
 	h := &hand{ReplicaFixture: c.f.Open(c.t), id: c.next, done: make(chan error, 1)}
 	c.next++
@@ -124,7 +126,6 @@ func (c *crew) join() *hand {
 		})
 	}()
 	c.all = append(c.all, h)
-	return h
 }
 
 // leave stops a replica in good order.
@@ -157,7 +158,8 @@ func (c *crew) process(ctx context.Context, replica int, req engine.Request) eng
 	if req.Fence < c.fences[key] && ctx.Err() == nil {
 		c.t.Errorf("%s ran with fence %d after %d", key, req.Fence, c.fences[key])
 	}
-	c.running[key], c.fences[key] = ctx, max(req.Fence, c.fences[key])
+	c.running[key] = ctx //nolint:fatcontext // of a run; nothing is made of it.
+	c.fences[key] = max(req.Fence, c.fences[key])
 	asked, script := c.asked[key], c.script
 	c.ran[key] = append(c.ran[key], ran{replica, time.Now(), req})
 	c.mu.Unlock()
@@ -277,6 +279,32 @@ func dying(_ context.Context, t *testing.T, f ReplicasFixture) {
 	expect(t, "trigger", last.req.Trigger(), engine.Retried)
 	expect(t, "early", time.Now().UnixNano() < it.Due, false)
 	expect(t, "replica", last.replica, 1)
+}
+
+func deadly(_ context.Context, t *testing.T, f ReplicasFixture) {
+	c := newCrew(t, f)
+	c.script = func(ctx context.Context, _ int, req engine.Request) engine.Outcome {
+		switch {
+		case req.Key.Name == "deadly" && req.Crashes >= 3:
+			return engine.Outcome{Err: engine.Terminal(errSuite)}
+		case req.Key.Name == "deadly":
+			<-ctx.Done()
+		}
+		return engine.Outcome{}
+	}
+	c.join()
+	c.ask("deadly", engine.Request{})
+	for deaths := 1; deaths <= 4; deaths++ {
+		eventually(t, "the key runs", func() bool { return len(c.runs("deadly")) == deaths })
+		c.join()
+		c.crash(0)
+	}
+	eventually(t, "the key is parked", func() bool {
+		it, ok := c.all[0].queue.Item(keyOf("deadly"))
+		return ok && it.Phase == queue.Parked
+	})
+	c.ask("other", engine.Request{})
+	eventually(t, "others run", func() bool { return len(c.runs("other")) == 1 })
 }
 
 func chaos(_ context.Context, t *testing.T, f ReplicasFixture) {

@@ -35,7 +35,7 @@ var layers = []struct {
 	{"engine/kv", nil},
 	{"engine/lease", nil},
 	{"internal/queue", nil},
-	{"internal/owner", []string{"internal/queue"}},
+	{"internal/owner", []string{"internal/queue", "engine/kv"}},
 	{"internal/tlsfile", nil},
 	{"internal/link", nil},
 	{"engine/expr", nil},

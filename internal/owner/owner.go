@@ -17,6 +17,10 @@ type Broker[K comparable, V any] interface {
 	Fetch(ctx context.Context, t Term, class queue.Class, take func(Message[K, V])) error
 	// Save stores a key's state record; an empty state removes it.
 	Save(ctx context.Context, s queue.State[K, V]) error
+	// Crashes returns how often a process has ended while it ran a key, for the keys of a partition of which that is known.
+	Crashes(ctx context.Context, t Term) (map[K]int, error)
+	// Suspect stores that for a key. 0 removes it.
+	Suspect(ctx context.Context, key K, crashes int) error
 	// Hand gives the broker a request that only this owner knew of, for the next owner.
 	Hand(ctx context.Context, key K, value V) error
 }
@@ -28,6 +32,8 @@ type Message[K comparable, V any] struct {
 	Key     K
 	Value   V
 	Options queue.Options
+	// Suspect says that an owner who died may have run what was asked for.
+	Suspect bool
 	// Ack ends the message. A lost ack leads to another delivery.
 	Ack func()
 	// Extend tells the broker that the message is still in hand.
@@ -41,6 +47,8 @@ type Run[K comparable, V any] struct {
 	queue.Run[K, V]
 	// Fence is the epoch of the key's partition.
 	Fence uint64
+	// Crashes is how often a process has ended while it ran the key.
+	Crashes int
 }
 
 // Process works on one key and says what came of it.
@@ -67,9 +75,11 @@ type Owner[K comparable, V any] struct {
 	broker Broker[K, V]
 	queue  *queue.Queue[K, held[K, V]]
 
+	trial sync.Mutex // of a key that a process has run when it ended: one at a time
+
 	// mu makes the end of a term one moment: what the queue knows of a partition changes under it.
 	mu      sync.Mutex
-	terms   []*term // by partition; nil: not ours
+	terms   []*term[K] // by partition; nil: not ours
 	inHand  map[uint64]*Message[K, V]
 	session *session
 }
@@ -89,7 +99,7 @@ type held[K comparable, V any] struct {
 
 // New returns an owner of nothing.
 func New[K comparable, V any](broker Broker[K, V], cfg Config[K, V]) *Owner[K, V] {
-	o := &Owner[K, V]{cfg: cfg, broker: broker, inHand: make(map[uint64]*Message[K, V]), terms: make([]*term, cfg.Partitions)}
+	o := &Owner[K, V]{cfg: cfg, broker: broker, inHand: make(map[uint64]*Message[K, V]), terms: make([]*term[K], cfg.Partitions)}
 	qc := queue.Config[K, held[K, V]]{
 		Hash: cfg.Queue.Hash, Debounce: cfg.Queue.Debounce, DebounceMax: cfg.Queue.DebounceMax, Limit: cfg.Queue.Limit,
 		Join: func(into *held[K, V], from held[K, V]) {
@@ -144,7 +154,7 @@ func (o *Owner[K, V]) Run(intake, work context.Context, newProcess func() Proces
 }
 
 // fetch takes messages of one partition and class into the queue until ctx ends.
-func (o *Owner[K, V]) fetch(ctx context.Context, t *term, class queue.Class) {
+func (o *Owner[K, V]) fetch(ctx context.Context, t *term[K], class queue.Class) {
 	for ctx.Err() == nil {
 		err := o.broker.Fetch(ctx, t.Term, class, func(m Message[K, V]) { o.take(t, m) })
 		if err != nil && ctx.Err() == nil {
@@ -155,13 +165,16 @@ func (o *Owner[K, V]) fetch(ctx context.Context, t *term, class queue.Class) {
 }
 
 // take adds a message to the queue, unless it is in hand already.
-func (o *Owner[K, V]) take(t *term, m Message[K, V]) {
+func (o *Owner[K, V]) take(t *term[K], m Message[K, V]) {
 	o.mu.Lock()
 	if _, known := o.inHand[m.ID]; known || t.closed {
 		o.mu.Unlock()
 		return
 	}
 	o.inHand[m.ID] = &m
+	if m.Suspect {
+		t.suspect(m.Key)
+	}
 	added := o.queue.Add(m.Key, held[K, V]{m.Value, []*Message[K, V]{&m}}, m.Options)
 	o.mu.Unlock()
 	switch {
@@ -173,7 +186,7 @@ func (o *Owner[K, V]) take(t *term, m Message[K, V]) {
 }
 
 // takeLater makes a request for a later time part of its key's record.
-func (o *Owner[K, V]) takeLater(t *term, m *Message[K, V]) {
+func (o *Owner[K, V]) takeLater(t *term[K], m *Message[K, V]) {
 	o.mu.Lock()
 	var s queue.State[K, held[K, V]]
 	ok := !t.closed
@@ -190,7 +203,7 @@ func (o *Owner[K, V]) takeLater(t *term, m *Message[K, V]) {
 }
 
 // release unlocks a key after its run.
-func (o *Owner[K, V]) release(t *term, key K) {
+func (o *Owner[K, V]) release(t *term[K], key K) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.queue.Release(key)
@@ -213,17 +226,56 @@ func (o *Owner[K, V]) work(ctx context.Context, process Process[K, V]) {
 			o.release(t, run.Key)
 			continue
 		}
-		out := process(t.runs, &Run[K, V]{Fence: t.Epoch, Run: queue.Run[K, V]{
-			Key: run.Key, Value: run.Value.value, Class: run.Class, Attempt: run.Attempt,
-			RetryPending: run.RetryPending, Since: run.Since, Taken: run.Taken,
-		}})
-		o.finish(t, run, out)
+		o.run(t, run, process)
 		o.release(t, run.Key)
 	}
 }
 
+// run works on a key, and alone on one that a process has run when it ended: should that happen again, it is known which one
+// is to blame.
+func (o *Owner[K, V]) run(t *term[K], run queue.Run[K, held[K, V]], process Process[K, V]) {
+	o.mu.Lock()
+	crashes, suspect := t.suspects[run.Key]
+	o.mu.Unlock()
+	if suspect {
+		if crashes > 0 {
+			if !o.trial.TryLock() {
+				sleep(t.runs, trialWait)
+				o.finish(t, run, interrupted(run))
+				return
+			}
+			defer o.trial.Unlock()
+		}
+		if !o.until(t.runs, func() error { return o.broker.Suspect(t.runs, run.Key, crashes+1) }) {
+			o.finish(t, run, interrupted(run))
+			return
+		}
+	}
+	out := process(t.runs, &Run[K, V]{Fence: t.Epoch, Crashes: crashes, Run: queue.Run[K, V]{
+		Key: run.Key, Value: run.Value.value, Class: run.Class, Attempt: run.Attempt,
+		RetryPending: run.RetryPending, Since: run.Since, Taken: run.Taken,
+	}})
+	o.finish(t, run, out)
+	if !suspect {
+		return
+	}
+	left := 0
+	if out.Verdict == queue.Interrupt {
+		left = crashes // this one was none
+	}
+	if o.until(t.runs, func() error { return o.broker.Suspect(t.runs, run.Key, left) }) && left == 0 {
+		o.mu.Lock()
+		delete(t.suspects, run.Key)
+		o.mu.Unlock()
+	}
+}
+
+func interrupted[K comparable, V any](run queue.Run[K, held[K, V]]) queue.Outcome[V] {
+	return queue.Outcome[V]{Verdict: queue.Interrupt, Value: run.Value.value}
+}
+
 // start returns the term of a run, nil if the key has become somebody else's.
-func (o *Owner[K, V]) start(run *queue.Run[K, held[K, V]]) *term {
+func (o *Owner[K, V]) start(run *queue.Run[K, held[K, V]]) *term[K] {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	t := o.terms[o.cfg.Partition(run.Key)]
@@ -240,7 +292,7 @@ func (o *Owner[K, V]) start(run *queue.Run[K, held[K, V]]) *term {
 
 // trusted waits, when this replica's right to work is in doubt, until it is beyond doubt. It returns false if the term
 // has ended first.
-func (o *Owner[K, V]) trusted(t *term) bool {
+func (o *Owner[K, V]) trusted(t *term[K]) bool {
 	for o.cfg.Trusted != nil && !o.cfg.Trusted() {
 		if !sleep(t.runs, 10*time.Millisecond) {
 			return false
@@ -250,7 +302,7 @@ func (o *Owner[K, V]) trusted(t *term) bool {
 }
 
 // finish stores what follows from a run and acks what caused it, in this order.
-func (o *Owner[K, V]) finish(t *term, run queue.Run[K, held[K, V]], out queue.Outcome[V]) {
+func (o *Owner[K, V]) finish(t *term[K], run queue.Run[K, held[K, V]], out queue.Outcome[V]) {
 	o.mu.Lock()
 	if t.over {
 		o.mu.Unlock()
@@ -276,7 +328,7 @@ func (o *Owner[K, V]) finish(t *term, run queue.Run[K, held[K, V]], out queue.Ou
 
 // store writes a record until the broker takes it, and acks the messages that live on in it. It gives up when the term
 // ends: then nothing is acked and the run is repeated elsewhere.
-func (o *Owner[K, V]) store(t *term, s queue.State[K, held[K, V]]) bool {
+func (o *Owner[K, V]) store(t *term[K], s queue.State[K, held[K, V]]) bool {
 	if !o.until(t.runs, func() error { return o.broker.Save(t.runs, release(s)) }) {
 		return false
 	}
@@ -390,6 +442,9 @@ func recast[K comparable, A, B any](s queue.State[K, A], f func(A) B) queue.Stat
 		Class: s.Class, Later: s.Later, LaterValue: f(s.LaterValue), Parked: s.Parked, Err: s.Err,
 	}
 }
+
+// trialWait is how long a key waits, at most, that may be run once another one was.
+const trialWait = 10 * time.Millisecond
 
 // brokerWait is how long a broker that failed is left alone.
 const brokerWait = 100 * time.Millisecond

@@ -28,15 +28,18 @@ type disk struct {
 	seq      uint64
 	messages map[string]Message[string, int] // by subject
 	states   map[string]queue.State[string, int]
+	crashes  map[string]int
+	given    uint64 // messages up to here were an earlier owner's
 	changed  chan struct{}
 	flaky    bool
 	away     bool // nothing can be stored
+	dead     bool // so is the process: it stores nothing any more
 }
 
 func newDisk(seed uint64) *disk {
 	return &disk{
 		rng: rand.New(rand.NewPCG(seed, 0)), messages: map[string]Message[string, int]{}, states: map[string]queue.State[string, int]{},
-		changed: make(chan struct{}),
+		crashes: map[string]int{}, changed: make(chan struct{}),
 	}
 }
 
@@ -82,6 +85,7 @@ func (d *disk) Fetch(ctx context.Context, _ Term, class queue.Class, take func(M
 	messages, changed := slices.Collect(maps.Values(d.messages)), d.changed
 	d.mu.Unlock()
 	for _, m := range messages {
+		m.Suspect = m.ID <= d.given
 		take(m) // the same one again and again
 	}
 	select {
@@ -102,6 +106,26 @@ func (d *disk) Save(_ context.Context, s queue.State[string, int]) error {
 		delete(d.states, s.Key)
 	} else {
 		d.states[s.Key] = s
+	}
+	return nil
+}
+
+func (d *disk) Crashes(context.Context, Term) (map[string]int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maps.Clone(d.crashes), nil
+}
+
+func (d *disk) Suspect(_ context.Context, key string, crashes int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.dead {
+		return errAway
+	}
+	if crashes == 0 {
+		delete(d.crashes, key)
+	} else {
+		d.crashes[key] = crashes
 	}
 	return nil
 }
@@ -129,6 +153,111 @@ func life(t *testing.T, d *disk, workers int, p process) (drain, crash func()) {
 	var group sync.WaitGroup
 	group.Go(func() { o.Run(intake, work, func() process { return p }) })
 	return func() { stop(); group.Wait(); kill() }, func() { kill(); stop(); group.Wait() }
+}
+
+// heir is a life that begins with what a dead one left.
+func heir(t *testing.T, d *disk, epoch uint64, workers int, p process) (drain, crash func()) {
+	t.Helper()
+	d.mu.Lock()
+	d.dead = false
+	if epoch > 1 {
+		d.given = d.seq
+	}
+	d.mu.Unlock()
+	o := New(d, Config[string, int]{
+		Queue: queue.Config[string, int]{Join: func(into *int, from int) { *into = max(*into, from) }}, Partitions: 1, Partition: func(string) int { return 0 }, Workers: workers,
+		ExtendEvery: time.Minute, Failed: func(error) {},
+	})
+	require.NoError(t, o.Acquire(t.Context(), Term{Epoch: epoch, Orphaned: epoch > 1}))
+	intake, stop := context.WithCancel(t.Context())
+	work, kill := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { o.Run(intake, work, func() process { return p }) })
+	return func() { stop(); group.Wait(); kill() }, func() {
+		d.mu.Lock()
+		d.dead = true
+		d.mu.Unlock()
+		kill()
+		stop()
+		group.Wait()
+	}
+}
+
+// A key that ends its process is found out: those that ran with it are not taken for it, and the fifth process knows.
+func TestKeyThatEndsItsProcessIsToldApart(t *testing.T) {
+	for name, publish := range map[string]func(d *disk){
+		"a message": func(d *disk) { d.publish("poison", 1, queue.Options{}) },
+		"a retry": func(d *disk) {
+			d.states["poison"] = queue.State[string, int]{Key: "poison", Attempt: 1, Retry: true, Due: time.Now().UnixNano()}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDisk(0)
+				publish(d)
+				for i := range 6 {
+					d.publish(fmt.Sprint("innocent", i), 1, queue.Options{})
+				}
+				var told []int // with each run of the poison
+				for epoch := uint64(1); ; epoch++ {
+					fatal, trials := make(chan struct{}), 0
+					drain, crash := heir(t, d, epoch, 8, func(ctx context.Context, run *Run[string, int]) queue.Outcome[int] {
+						d.mu.Lock()
+						if run.Crashes > 0 {
+							trials++
+						}
+						alone := trials <= 1
+						if run.Key == "poison" {
+							told = append(told, run.Crashes)
+						}
+						d.mu.Unlock()
+						require.True(t, alone, "a key that has crashed runs alone of its kind")
+						switch {
+						case run.Key == "poison" && run.Crashes == 3:
+							d.mu.Lock()
+							defer d.mu.Unlock()
+							trials--
+							return queue.Outcome[int]{Verdict: queue.Park, Err: "enough"}
+						case run.Key == "poison":
+							close(fatal)
+							<-ctx.Done()
+							return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
+						}
+						wait := time.Millisecond
+						if epoch < 3 {
+							wait = time.Hour // it is running when the process ends
+						}
+						select {
+						case <-time.After(wait):
+						case <-ctx.Done():
+							return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
+						}
+						d.mu.Lock()
+						defer d.mu.Unlock()
+						if run.Crashes > 0 {
+							trials--
+						}
+						return queue.Outcome[int]{}
+					})
+					time.Sleep(time.Minute)
+					select {
+					case <-fatal:
+						crash()
+						continue
+					default:
+					}
+					drain()
+					break
+				}
+				require.Equal(t, []int{0, 0, 1, 2, 3}, told)
+				messages, states := d.left()
+				require.Zero(t, messages)
+				require.Equal(t, 1, states)
+				require.True(t, d.states["poison"].Parked)
+				require.Empty(t, d.crashes, "nobody is suspected any more")
+			})
+		})
+	}
 }
 
 func TestMessageIsAckedAfterItsRunAndNotBefore(t *testing.T) {

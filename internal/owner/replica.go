@@ -366,8 +366,8 @@ func (r *Replica) settleGroup(g *group, may bool) (missing, held bool) {
 			r.done.Go(func() { r.giveUp(ctx, g, p, seen) })
 		case !s.owned && mine && (claim.Holder == "" || claim.Holder == r.cfg.ID || !alive):
 			s.busy, held = true, true
-			ctx := g.ctx
-			r.done.Go(func() { r.acquire(ctx, g, p, claim.Epoch) })
+			ctx, orphaned := g.ctx, claim.Holder != "" && claim.Holder != r.cfg.ID
+			r.done.Go(func() { r.acquire(ctx, g, p, claim.Epoch, orphaned) })
 		}
 	}
 	return missing, held
@@ -387,14 +387,14 @@ func (r *Replica) candidates(g *group) []string {
 	return ids
 }
 
-func (r *Replica) acquire(ctx context.Context, g *group, p int, seen uint64) {
+func (r *Replica) acquire(ctx context.Context, g *group, p int, seen uint64, orphaned bool) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.TTL)
 	defer cancel()
 	at := Partition{g.name, p}
 	epoch, err := r.cfg.Registry.Claim(ctx, at, r.cfg.ID, seen)
 	if err == nil {
 		r.note(at, Claim{r.cfg.ID, epoch})
-		err = g.sharer.Acquire(ctx, Term{Partition: p, Epoch: epoch})
+		err = g.sharer.Acquire(ctx, Term{Partition: p, Epoch: epoch, Orphaned: orphaned})
 	}
 	r.did(ctx, g, p, err, func(s *slot) { s.owned, s.epoch = true, epoch })
 }

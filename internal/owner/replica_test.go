@@ -30,6 +30,9 @@ type world struct {
 	messages map[string]sent
 	states   map[string]stored
 	epochs   []uint64 // of the owner that reads a partition
+	given    []uint64 // how far owners have read it
+	suspect  []uint64 // how far the last one had that died
+	crashes  map[string]int
 }
 
 type sent struct {
@@ -54,6 +57,7 @@ func newWorld() *world {
 	return &world{
 		members: map[string]Member{}, until: map[string]time.Time{}, claims: map[Partition]Claim{}, changed: make(chan struct{}),
 		messages: map[string]sent{}, states: map[string]stored{}, epochs: make([]uint64, testPartitions),
+		given: make([]uint64, testPartitions), suspect: make([]uint64, testPartitions), crashes: map[string]int{},
 	}
 }
 
@@ -202,6 +206,9 @@ func (l *link) Load(ctx context.Context, t Term) ([]queue.State[string, int], er
 		return nil, ErrOvertaken
 	}
 	l.epochs[t.Partition] = t.Epoch
+	if t.Orphaned {
+		l.suspect[t.Partition] = l.given[t.Partition]
+	}
 	var states []queue.State[string, int]
 	for key, s := range l.states {
 		if partitionOf(key) == t.Partition {
@@ -228,7 +235,8 @@ func (l *link) Fetch(ctx context.Context, t Term, class queue.Class, take func(M
 	var found []Message[string, int]
 	for subject, m := range l.messages {
 		if partitionOf(m.key) == t.Partition {
-			found = append(found, Message[string, int]{ID: m.id, Key: m.key, Value: m.value, Options: m.opts, Extend: func() {}, Ack: func() {
+			l.given[t.Partition] = max(l.given[t.Partition], m.id)
+			found = append(found, Message[string, int]{ID: m.id, Key: m.key, Value: m.value, Options: m.opts, Suspect: m.id <= l.suspect[t.Partition], Extend: func() {}, Ack: func() {
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				select {
@@ -270,6 +278,31 @@ func (l *link) Save(ctx context.Context, s queue.State[string, int]) error {
 	if s.Empty() {
 		delete(l.states, s.Key)
 		delete(l.records, s.Key)
+	}
+	return nil
+}
+
+func (l *link) Crashes(ctx context.Context, t Term) (map[string]int, error) {
+	if err := l.through(ctx); err != nil {
+		return nil, err
+	}
+	defer l.mu.Unlock()
+	crashes := make(map[string]int)
+	for key, n := range l.crashes {
+		if partitionOf(key) == t.Partition {
+			crashes[key] = n
+		}
+	}
+	return crashes, nil
+}
+
+func (l *link) Suspect(ctx context.Context, key string, crashes int) error {
+	if err := l.through(ctx); err != nil {
+		return err
+	}
+	defer l.mu.Unlock()
+	if l.crashes[key] = crashes; crashes == 0 {
+		delete(l.crashes, key)
 	}
 	return nil
 }

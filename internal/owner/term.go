@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/windlass-dev/windlass/internal/queue"
 )
@@ -13,11 +14,16 @@ type Term struct {
 	Partition int
 	// Epoch grows from owner to owner.
 	Epoch uint64
+	// Orphaned says that the owner before died.
+	Orphaned bool
 }
 
 // term is a partition at work.
-type term struct {
+type term[K comparable] struct {
 	Term
+
+	crashes  map[K]int // how often a process has ended while it ran a key, as far as that is known
+	suspects map[K]int // the same for the keys that the owner before may have run when it died
 
 	runs   context.Context         // of its runs and what follows from them; nil before the session
 	end    context.CancelCauseFunc // of runs
@@ -28,16 +34,34 @@ type term struct {
 	idle   chan struct{}           // closed when a closed term is no longer busy
 }
 
+// suspect notes that the owner before may have run a key when it died.
+func (t *term[K]) suspect(key K) {
+	if t.suspects == nil {
+		t.suspects = make(map[K]int)
+	}
+	t.suspects[key] = t.crashes[key]
+}
+
 // Acquire begins a term: it takes up what the broker keeps of a partition. The partition must not be owned.
 func (o *Owner[K, V]) Acquire(ctx context.Context, begun Term) error {
 	states, err := o.broker.Load(ctx, begun)
 	if err != nil {
 		return err
 	}
+	var crashes map[K]int
+	if begun.Orphaned {
+		if crashes, err = o.broker.Crashes(ctx, begun); err != nil {
+			return err
+		}
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	t := &term{Term: begun, idle: make(chan struct{})}
+	t := &term[K]{Term: begun, idle: make(chan struct{}), crashes: crashes}
+	now := time.Now().UnixNano()
 	for _, s := range states {
+		if overdue := s.Due != 0 && s.Due <= now || s.Later != 0 && s.Later <= now; overdue && begun.Orphaned {
+			t.suspect(s.Key)
+		}
 		o.queue.Restore(hold(s))
 	}
 	o.terms[t.Partition] = t
@@ -59,9 +83,9 @@ func (o *Owner[K, V]) AcquireAll(ctx context.Context, epoch uint64) error {
 }
 
 // begin starts to fetch the messages of a partition. The owner is locked.
-func (o *Owner[K, V]) begin(t *term) {
+func (o *Owner[K, V]) begin(t *term[K]) {
 	t.runs, t.end = context.WithCancelCause(o.session.work)
-	fetching, stop := context.WithCancel(o.session.intake)
+	fetching, stop := context.WithCancel(o.session.intake) //nolint:gosec // the end of the term calls it.
 	t.stop = stop
 	if o.session.ended {
 		return
@@ -81,7 +105,7 @@ func (o *Owner[K, V]) Revoke(partition int, cause error) {
 }
 
 // over ends a term. The owner is locked.
-func (o *Owner[K, V]) over(t *term, cause error) {
+func (o *Owner[K, V]) over(t *term[K], cause error) {
 	t.closed, t.over = true, true
 	o.terms[t.Partition] = nil
 	o.drop(t, func(K, held[K, V]) {})
@@ -92,7 +116,7 @@ func (o *Owner[K, V]) over(t *term, cause error) {
 }
 
 // drop forgets what waits in a partition. The broker delivers it again, to whoever owns the partition then.
-func (o *Owner[K, V]) drop(t *term, dropped func(K, held[K, V])) {
+func (o *Owner[K, V]) drop(t *term[K], dropped func(K, held[K, V])) {
 	o.queue.Forget(func(key K) bool { return o.cfg.Partition(key) == t.Partition }, t.over, dropped)
 	for id, m := range o.inHand {
 		if o.cfg.Partition(m.Key) == t.Partition && (t.over || !m.running) {
