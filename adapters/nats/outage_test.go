@@ -2,18 +2,10 @@ package nats_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
-	"math/big"
-	"net"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -24,6 +16,7 @@ import (
 
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/tlsfile/tlstest"
 )
 
 // TestEngineGoesOnAfterTheServerRestarted takes the user's server away while keys are pending, failing and delayed.
@@ -99,28 +92,8 @@ func TestEngineGoesOnAfterTheServerRestarted(t *testing.T) {
 	bus.Close(t.Context())
 }
 
-// certificate writes a self-signed certificate for 127.0.0.1 and returns the files of it and its key.
-func certificate(t *testing.T) (certFile, keyFile string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	dir := t.TempDir()
-	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	require.NoError(t, os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
-	return certFile, keyFile
-}
-
 func TestTLS(t *testing.T) {
-	certFile, keyFile := certificate(t)
+	certFile, keyFile := tlstest.Certificate(t)
 	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
 	require.NoError(t, err)
 	pool := x509.NewCertPool()
@@ -136,7 +109,7 @@ func TestTLS(t *testing.T) {
 	conn.Close()
 	_, err = nats.Connect(t.Context(), nats.ConnectionConfig{URL: s.ClientURL()})
 	require.ErrorContains(t, err, "check")
-	other, _ := certificate(t)
+	other, _ := tlstest.Certificate(t)
 	_, err = nats.Connect(t.Context(), nats.ConnectionConfig{URL: s.ClientURL(), TLS: nats.TLS{CAFile: other, CertFile: certFile, KeyFile: keyFile}})
 	require.ErrorContains(t, err, "certificate")
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -85,6 +86,11 @@ func (s *server) start() {
 	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--save", "", "--appendonly", "yes", "--appendfsync", "always"}, s.args...)
 	s.cmd = exec.Command(s.path, args...)
 	require.NoError(s.t, s.cmd.Start())
+	s.await()
+}
+
+func (s *server) await() {
+	s.t.Helper()
 	eventually(s.t, "Redis answers", func() bool {
 		c, err := net.Dial("tcp", s.address)
 		if err == nil {
@@ -99,6 +105,33 @@ func (s *server) kill() {
 	_ = s.cmd.Wait()
 }
 
+// client returns a plain client that is closed at the end.
+func (s *server) client(t *testing.T) *goredis.Client {
+	t.Helper()
+	c := goredis.NewClient(&goredis.Options{Addr: s.address})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// newSentinel starts a Sentinel that watches a server alone.
+func newSentinel(t *testing.T, host, port string) *server {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "sentinel.conf")
+	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(
+		"sentinel monitor mymaster %s %s 1\nsentinel down-after-milliseconds mymaster 1000\nsentinel failover-timeout mymaster 5000\n", host, port)), 0o600))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := &server{t: t, path: program(t, "redis-server"), address: l.Addr().String()}
+	require.NoError(t, l.Close())
+	_, at, err := net.SplitHostPort(s.address)
+	require.NoError(t, err)
+	s.cmd = exec.Command(s.path, config, "--sentinel", "--port", at, "--bind", "127.0.0.1")
+	require.NoError(t, s.cmd.Start())
+	t.Cleanup(s.kill)
+	s.await()
+	return s
+}
+
 // bed is a server with a connection of ours and a plain client.
 type bed struct {
 	*server
@@ -111,8 +144,7 @@ func newBed(t *testing.T, args ...string) *bed {
 	t.Helper()
 	b := &bed{server: newServer(t, args...)}
 	b.conn = b.connect()
-	b.client = goredis.NewClient(&goredis.Options{Addr: b.address})
-	t.Cleanup(func() { _ = b.client.Close() })
+	b.client = b.server.client(t)
 	return b
 }
 

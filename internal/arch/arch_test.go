@@ -36,7 +36,7 @@ var layers = []struct {
 	{"engine/lease", nil},
 	{"internal/queue", nil},
 	{"internal/owner", []string{"internal/queue", "engine/kv"}},
-	{"internal/tlsfile", nil},
+	{"internal/tlsfile", nil}, // and tlstest
 	{"internal/link", nil},
 	{"engine/expr", nil},
 	{"engine/sync", []string{"engine", "engine/expr"}},
