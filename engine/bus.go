@@ -16,7 +16,7 @@ import (
 // A bus that several replicas of an engine share has a method Leases() lease.Store. Then each source is run by one replica
 // at a time, each key by the one that owns it, and what the engine keeps in the store is followed by all. A bus that can tell
 // whether it works has a method Status() error; one with Trusted() bool is asked before each write whether this replica may
-// still work, by its own clock.
+// still work, by its own clock. One whose replicas know of each other has the methods of sharedBus.
 type Bus interface {
 	// Publisher publishes events. It may be nil: then events are not published. A publisher with a method
 	// Wants(topic string) bool is asked before a message is made.

@@ -291,6 +291,13 @@ func (e *Engine) load(s *session) error {
 	if err != nil {
 		return err
 	}
+	if b, ok := e.cfg.Bus.(sharedBus); ok {
+		s.group.Go(func() {
+			if err := b.Answer(s.intake, e.answer); err != nil {
+				e.cfg.Logger.WarnContext(s.intake, "other replicas cannot ask this one", "err", err)
+			}
+		})
+	}
 	s.group.Go(func() {
 		for s.intake.Err() == nil {
 			for entry := range changes {

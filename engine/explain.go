@@ -203,7 +203,21 @@ func (e *Engine) Drop(ctx context.Context, controller string, key Key) error {
 
 // Reconcile asks for a run of a key now, with a token that the run's causes and history show, and waits for the end of a
 // run that began after the call. It passes hard delays and brings back a parked key, but waits while the key is suspended.
+// Whichever replica works on the key is asked.
 func (e *Engine) Reconcile(ctx context.Context, controller string, key Key, token string) (Run, error) {
+	c, err := e.runner(controller)
+	if err != nil {
+		return Run{}, err
+	}
+	if b, owner := e.ownerOf(c, key); owner != "" {
+		a, err := ask(ctx, b, owner, question{Do: "reconcile", Controller: controller, Key: key, Token: token})
+		return a.Run, err
+	}
+	return e.reconcile(ctx, controller, key, token)
+}
+
+// reconcile asks for a run in this process.
+func (e *Engine) reconcile(ctx context.Context, controller string, key Key, token string) (Run, error) {
 	c, err := e.runner(controller)
 	if err != nil {
 		return Run{}, err

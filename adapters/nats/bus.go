@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -208,6 +209,50 @@ func (b *Bus) Status() error {
 	default:
 		return nil
 	}
+}
+
+// Replicas returns the replicas of the engine and who works on what, as this one knows it.
+func (b *Bus) Replicas() (members []engine.Member, partitions []engine.Partition) {
+	view, owned := b.replica.View(), make(map[string]int)
+	for p, c := range view.Claims {
+		owned[c.Holder]++
+		partitions = append(partitions, engine.Partition{Controller: p.Group, Number: p.Number, Owner: c.Holder, Epoch: c.Epoch})
+	}
+	for id, m := range view.Members {
+		members = append(members, engine.Member{ID: id, Self: id == b.replica.ID(), Controllers: m.Groups, Partitions: owned[id]})
+	}
+	return members, partitions
+}
+
+// PartitionOf is the number of a key's partition.
+func (b *Bus) PartitionOf(key engine.Key) int { return partition(keyTokens(key), b.cfg.Partitions) }
+
+func (b *Bus) askSubject(member string) string {
+	return "ask." + token(b.cfg.Engine) + "." + token(member)
+}
+
+// Ask passes a question to another replica and waits for its answer.
+func (b *Bus) Ask(ctx context.Context, member string, question []byte) ([]byte, error) {
+	m, err := b.conn.nc.RequestWithContext(ctx, b.askSubject(member), question)
+	if err != nil {
+		return nil, err
+	}
+	return m.Data, nil
+}
+
+// Answer answers what other replicas ask, until ctx ends.
+func (b *Bus) Answer(ctx context.Context, answer func(ctx context.Context, question []byte) []byte) error {
+	var answers sync.WaitGroup
+	sub, err := b.conn.nc.Subscribe(b.askSubject(b.replica.ID()), func(m *natsgo.Msg) {
+		answers.Go(func() { _ = m.Respond(answer(ctx, m.Data)) }) // who asked gives up by itself
+	})
+	if err != nil {
+		return fmt.Errorf("answer other replicas: %w", err)
+	}
+	<-ctx.Done()
+	err = sub.Unsubscribe()
+	answers.Wait()
+	return err
 }
 
 // Trusted says whether this replica may work: its membership was renewed in time.

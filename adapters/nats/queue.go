@@ -71,7 +71,7 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 	failures := &seldom{}
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
 		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery, Trusted: b.replica.Trusted,
-		Partition: func(k engine.Key) int { return partition(keyTokens(k), b.cfg.Partitions) },
+		Partition: b.PartitionOf,
 		Failed: func(err error) {
 			if failures.may() {
 				b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
@@ -263,7 +263,7 @@ func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
 	of := func(name string) bool { return strings.HasPrefix(name, fmt.Sprintf("p%d-", t.Partition)) }
 	q.mu.Lock()
-	maps.DeleteFunc(q.records, func(k engine.Key, _ uint64) bool { return partition(keyTokens(k), q.bus.cfg.Partitions) == t.Partition })
+	maps.DeleteFunc(q.records, func(k engine.Key, _ uint64) bool { return q.bus.PartitionOf(k) == t.Partition })
 	maps.DeleteFunc(q.consumers, func(name string, _ jetstream.Consumer) bool {
 		return of(name)
 	})
@@ -358,7 +358,7 @@ func (q *requests) lookUp(ctx context.Context, key engine.Key, subject string) e
 
 // Crashes implements owner.Broker.
 func (q *requests) Crashes(ctx context.Context, t owner.Term) (map[engine.Key]int, error) {
-	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return partition(keyTokens(k), q.bus.cfg.Partitions) == t.Partition })
+	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return q.bus.PartitionOf(k) == t.Partition })
 }
 
 // Suspect implements owner.Broker.

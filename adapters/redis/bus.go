@@ -66,6 +66,10 @@ type Bus struct {
 	leases   *Leases
 	store    *Store
 	news     *news
+	id       string
+
+	mu    sync.Mutex
+	asked map[string]chan []byte // by question
 }
 
 var _ engine.Bus = (*Bus)(nil)
@@ -94,15 +98,17 @@ func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) 
 	if err != nil {
 		return nil, fmt.Errorf("bus on Redis: %w", err)
 	}
+	host, _ := os.Hostname() // it is for humans; the rest makes it unique
+	id := fmt.Sprintf("%s-%d-%s", host, os.Getpid(), watermill.NewShortUUID())
 	b := &Bus{
+		id: id, asked: make(map[string]chan []byte),
 		ctx: context.WithoutCancel(ctx), cfg: cfg, conn: conn, pipeline: pipeline, leases: newLeases(conn, cfg.Engine),
-		store: NewStore(conn, cfg.Engine), news: newNews(ctx, conn, engineKey(cfg.Engine, "news")),
+		store: NewStore(conn, cfg.Engine), news: newNews(ctx, conn, engineKey(cfg.Engine, "news"), engineKey(cfg.Engine, "ask:"+id)),
 	}
 	b.registry = &registry{bus: b, highest: make(map[owner.Partition]uint64)}
-	host, _ := os.Hostname() // it is for humans; the rest makes it unique
 	failures := &seldom{}
 	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
-		ID: fmt.Sprintf("%s-%d-%s", host, os.Getpid(), watermill.NewShortUUID()), Registry: b.registry, TTL: conn.ttl(), Lost: engine.ErrLeaseLost,
+		ID: id, Registry: b.registry, TTL: conn.ttl(), Lost: engine.ErrLeaseLost,
 		Failed: func(err error) {
 			if failures.may() {
 				conn.log.Warn("the replicas cannot be reached; trying again", "err", err)
@@ -139,6 +145,19 @@ func (b *Bus) Status() error {
 		return errors.New("the Redis did not answer for so long that another replica may have taken over; no reconcile starts until it does")
 	}
 	return nil
+}
+
+// Replicas returns the replicas of the engine and who works on what, as this one knows it.
+func (b *Bus) Replicas() (members []engine.Member, partitions []engine.Partition) {
+	view, owned := b.replica.View(), make(map[string]int)
+	for p, c := range view.Claims {
+		owned[c.Holder]++
+		partitions = append(partitions, engine.Partition{Controller: p.Group, Number: p.Number, Owner: c.Holder, Epoch: c.Epoch})
+	}
+	for id, m := range view.Members {
+		members = append(members, engine.Member{ID: id, Self: id == b.replica.ID(), Controllers: m.Groups, Partitions: owned[id]})
+	}
+	return members, partitions
 }
 
 // Trusted says whether this replica may work: its membership was renewed in time.

@@ -7,7 +7,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// news passes on what is published on a channel. Redis keeps none of it: whoever listens is also told when something may have
+// news passes on what is published on channels. Redis keeps none of it: whoever listens is also told when something may have
 // been missed.
 type news struct {
 	sub  *goredis.PubSub
@@ -17,14 +17,15 @@ type news struct {
 	listeners map[*listener]struct{}
 }
 
-// listener is told of what is published, and of gaps with missed set. It must not block.
+// listener is told of what is published on which channel, and with no channel that something may have been missed. It must not
+// block.
 type listener struct {
-	told func(text string, missed bool)
+	told func(channel, text string)
 }
 
-func newNews(ctx context.Context, conn *Connection, channel string) *news {
+func newNews(ctx context.Context, conn *Connection, channels ...string) *news {
 	n := &news{
-		sub: conn.client.Subscribe(context.WithoutCancel(ctx), channel), done: make(chan struct{}), listeners: make(map[*listener]struct{}),
+		sub: conn.client.Subscribe(context.WithoutCancel(ctx), channels...), done: make(chan struct{}), listeners: make(map[*listener]struct{}),
 	}
 	go n.run()
 	return n
@@ -35,23 +36,23 @@ func (n *news) run() {
 	for m := range n.sub.ChannelWithSubscriptions(goredis.WithChannelSize(1000)) {
 		switch m := m.(type) {
 		case *goredis.Message:
-			n.tell(m.Payload, false)
+			n.tell(m.Channel, m.Payload)
 		case *goredis.Subscription: // the first, or after the connection was lost
-			n.tell("", true)
+			n.tell("", "")
 		}
 	}
 }
 
-func (n *news) tell(text string, missed bool) {
+func (n *news) tell(channel, text string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for l := range n.listeners {
-		l.told(text, missed)
+		l.told(channel, text)
 	}
 }
 
 // listen returns what ends it.
-func (n *news) listen(told func(text string, missed bool)) (stop func()) {
+func (n *news) listen(told func(channel, text string)) (stop func()) {
 	l := &listener{told}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -63,10 +63,11 @@ func (q *requests) keys(partition int) partKeys {
 	return q.bus.partition(owner.Partition{Group: q.cfg.Controller, Number: partition})
 }
 
-func (q *requests) partitionOf(k engine.Key) int {
+// PartitionOf is the number of a key's partition.
+func (b *Bus) PartitionOf(k engine.Key) int {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(k.String()))                   // it never fails
-	return int(h.Sum32() % uint32(q.bus.cfg.Partitions)) //nolint:gosec // 1 to 64.
+	_, _ = h.Write([]byte(k.String()))               // it never fails
+	return int(h.Sum32() % uint32(b.cfg.Partitions)) //nolint:gosec // 1 to 64.
 }
 
 // Queue implements engine.Bus.
@@ -81,7 +82,7 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 	failures := &seldom{}
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
 		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: time.Hour, Trusted: b.replica.Trusted,
-		Partition: q.partitionOf,
+		Partition: b.PartitionOf,
 		Failed: func(err error) {
 			if failures.may() {
 				b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
@@ -138,7 +139,7 @@ func (q *requests) publish(ctx context.Context, req engine.Request) error {
 	if !req.Due.IsZero() {
 		class, member = queue.Live, member+laterMark+watermill.NewShortUUID()
 	}
-	p := q.partitionOf(req.Key)
+	p := q.bus.PartitionOf(req.Key)
 	k := q.keys(p)
 	_, err = q.bus.pipeline.do(ctx, enqueueScript, []string{k.owner, k.class(class), k.requests},
 		classTokens[class], member, text, q.bus.key("news"), laneID{p, class}.news(q.cfg.Controller))
@@ -172,11 +173,11 @@ func (q *requests) Run(intake, work context.Context, newProcess func() engine.Pr
 }
 
 // told wakes what waits for a request.
-func (q *requests) told(text string, missed bool) {
+func (q *requests) told(channel, text string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for id, l := range q.lanes {
-		if missed || text == id.news(q.cfg.Controller) {
+		if channel == "" || text == id.news(q.cfg.Controller) {
 			wake(l.wake)
 		}
 	}
@@ -200,7 +201,7 @@ func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 // Load implements owner.Broker. The claim has already shut out former owners.
 func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
 	q.mu.Lock()
-	maps.DeleteFunc(q.records, func(k engine.Key, _ struct{}) bool { return q.partitionOf(k) == t.Partition })
+	maps.DeleteFunc(q.records, func(k engine.Key, _ struct{}) bool { return q.bus.PartitionOf(k) == t.Partition })
 	for c := range queue.Classes {
 		id := laneID{t.Partition, c}
 		q.lanes[id] = newLane(q, id, t.Epoch)
@@ -250,7 +251,7 @@ func (q *requests) noteGiven(ctx context.Context, partition int) error {
 
 // Crashes implements owner.Broker.
 func (q *requests) Crashes(ctx context.Context, t owner.Term) (map[engine.Key]int, error) {
-	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return q.partitionOf(k) == t.Partition })
+	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return q.bus.PartitionOf(k) == t.Partition })
 }
 
 // Suspect implements owner.Broker.
@@ -272,7 +273,7 @@ func (q *requests) malformed(ctx context.Context, from, text string, reason erro
 func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Causes]) error {
 	q.mu.Lock()
 	_, exists := q.records[s.Key]
-	p := q.partitionOf(s.Key)
+	p := q.bus.PartitionOf(s.Key)
 	l := q.lanes[laneID{p, queue.Live}]
 	q.mu.Unlock()
 	text := ""

@@ -97,8 +97,8 @@ func (g *registry) see(p owner.Partition, epoch uint64) bool {
 // Watch implements owner.Registry.
 func (g *registry) Watch(ctx context.Context, changed func(owner.View)) error {
 	look := make(chan struct{}, 1)
-	defer g.bus.news.listen(func(text string, missed bool) {
-		if missed || text == newsMembers {
+	defer g.bus.news.listen(func(channel, text string) {
+		if channel == "" || text == newsMembers {
 			wake(look)
 		}
 	})()

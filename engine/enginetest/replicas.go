@@ -44,6 +44,7 @@ func TestReplicas(t *testing.T, newBus func(t *testing.T) ReplicasFixture) {
 		{"a leaving replica waits for its runs and hands over the rest", "a rolling update loses nothing", leaving},
 		{"what a dead replica left goes on elsewhere, with its attempts and its time", "a crash loses nothing", dying},
 		{"a key that ends its process is parked by the one that knows", "it must not take all replicas with it, one by one", deadly},
+		{"any replica can be asked about any key", "an operator does not know which one works on it", asking},
 		{"chaos", "nothing of it is as rare as it seems", chaos},
 	})
 }
@@ -305,6 +306,100 @@ func deadly(_ context.Context, t *testing.T, f ReplicasFixture) {
 	})
 	c.ask("other", engine.Request{})
 	eventually(t, "others run", func() bool { return len(c.runs("other")) == 1 })
+}
+
+// fixed is a source of a list that never changes.
+type fixed []string
+
+func (l *fixed) Name() string { return "fixed" }
+
+func (l *fixed) Run(ctx context.Context, emit engine.Emit) error {
+	events := []engine.Event{{Operation: engine.ListStarted}}
+	for _, name := range *l {
+		events = append(events, engine.Event{Operation: engine.Resync, Key: keyOf(name), Revision: "1"})
+	}
+	for _, e := range append(events, engine.Event{Operation: engine.ListEnded}) {
+		if err := emit(ctx, e); err != nil {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func asking(ctx context.Context, t *testing.T, f ReplicasFixture) {
+	var names fixed
+	for i := range 20 {
+		names = append(names, strconv.Itoa(i))
+	}
+	var engines []*engine.Engine
+	for range 2 {
+		r := f.Open(t)
+		e, err := engine.New(engine.Config{Name: "suite", Bus: r.Bus, Controllers: []engine.Controller{
+			engine.NewController("suite").For(&names).WithHandler(func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+				return engine.Result{}, engine.Terminal(errSuite)
+			}),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, stop := context.WithCancel(context.WithoutCancel(ctx))
+		done := make(chan error, 1)
+		go func() { done <- e.Run(run) }()
+		t.Cleanup(func() {
+			stop()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			r.Close()
+		})
+		engines = append(engines, e)
+	}
+	for _, e := range engines {
+		eventually(t, "both work", func() bool {
+			members, partitions := e.Replicas()
+			owned, self := 0, 0
+			for _, m := range members {
+				if m.Partitions > 0 {
+					owned++
+				}
+				if m.Self {
+					self++
+				}
+			}
+			return len(members) == 2 && owned == 2 && self == 1 && len(partitions) == 8
+		})
+	}
+	for _, e := range engines {
+		eventually(t, "all keys are known to be parked", func() bool {
+			items, total, err := e.ItemsAnywhere(ctx, "suite", 100)
+			return err == nil && total == len(names) && len(items) == len(names) && items[0].State == "parked"
+		})
+		items, total, err := e.ItemsAnywhere(ctx, "suite", 3)
+		expect(t, "error", err, nil)
+		expect(t, "items of three a replica", len(items) <= 6 && total == len(names), true)
+		local, err := e.Items("suite")
+		expect(t, "error", err, nil)
+		expect(t, "some are the other's", len(local) > 0 && len(local) < len(names), true)
+		for i, name := range names {
+			x, err := e.ExplainAnywhere(ctx, "suite", keyOf(name))
+			if err != nil || x.State != "parked" || x.Error != errSuite.Error() || x.Key != keyOf(name) {
+				t.Fatalf("%s: %+v, %v", name, x, err)
+			}
+			token := fmt.Sprint("token", i)
+			run, err := e.Reconcile(ctx, "suite", keyOf(name), token)
+			if err != nil || run.Outcome != "parked" || run.Key != keyOf(name) {
+				t.Fatalf("%s: %+v, %v", name, run, err)
+			}
+			x, err = e.ExplainAnywhere(ctx, "suite", keyOf(name))
+			if err != nil || len(x.Runs) == 0 || x.Runs[0].Causes[len(x.Runs[0].Causes)-1].Token != token {
+				t.Fatalf("%s: the run with %s is not told: %+v, %v", name, token, x.Runs, err)
+			}
+		}
+	}
+	if _, err := engines[0].ExplainAnywhere(ctx, "other", keyOf("0")); err == nil {
+		t.Fatal("a controller that does not exist is explained")
+	}
 }
 
 func chaos(_ context.Context, t *testing.T, f ReplicasFixture) {

@@ -180,6 +180,9 @@ func (r *Replica) Close(ctx context.Context) {
 	}
 }
 
+// ID is the replica's own.
+func (r *Replica) ID() string { return r.cfg.ID }
+
 // View returns what members and claims are known of.
 func (r *Replica) View() View {
 	r.mu.Lock()
