@@ -448,7 +448,7 @@ func (e *Engine) runner(controller string) (*runner, error) {
 			return c, nil
 		}
 	}
-	return nil, fmt.Errorf("engine: there is no controller %q", controller)
+	return nil, fmt.Errorf("engine: there is no controller %q: %w", controller, ErrNotFound)
 }
 
 // each calls f for every controller, and for the one that maps its failed events again if it can have such.

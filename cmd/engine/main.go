@@ -59,12 +59,14 @@ delays that survive a restart, and a trace.
 
   engine demo                    shows what it does, in under a minute
   engine check -c engine.yaml    reports every problem of a config
-  engine run -c engine.yaml      runs it`,
+  engine run -c engine.yaml      runs it
+  engine get items CONTROLLER    shows the keys that wait, run, failed or are parked
+  engine explain CONTROLLER KEY  says why a key ran, or does not`,
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.SetArgs(args)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(), checkCommand(), demoCommand(), benchCommand(), versionCommand())
+	root.AddCommand(runCommand(), checkCommand(), getCommand(), explainCommand(), demoCommand(), benchCommand(), versionCommand())
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage usageError
 	switch {

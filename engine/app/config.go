@@ -175,6 +175,16 @@ type OTLPConfig struct {
 
 // ServerConfig are the addresses that the engine listens on. "off" is none.
 type ServerConfig struct {
-	Health  string `yaml:"health"`
-	Metrics string `yaml:"metrics"`
+	Health  string      `yaml:"health"`
+	Metrics string      `yaml:"metrics"`
+	Admin   AdminConfig `yaml:"admin"`
+
+	origin
+}
+
+// AdminConfig is the API for operators.
+type AdminConfig struct {
+	Address string `yaml:"address"`
+	// TokenFile holds what requests must carry as a bearer token. Without it, the address must be this machine's own.
+	TokenFile string `yaml:"tokenFile"`
 }

@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/admin"
 	"github.com/windlass-dev/windlass/engine/expr"
 )
 
@@ -232,6 +233,7 @@ func (cfg *Config) defaults() {
 	setDefault(&cfg.Log.Format, "auto")
 	setDefault(&cfg.Server.Health, ":8081")
 	setDefault(&cfg.Server.Metrics, ":8080")
+	setDefault(&cfg.Server.Admin.Address, "127.0.0.1:8090")
 	setDefault(&cfg.Tracing.OTLP.Protocol, "grpc")
 	setDefault(&cfg.Tracing.Causality, "link")
 	if cfg.Shutdown.DrainTimeout == 0 {
@@ -374,6 +376,9 @@ func (anySource) Name() string                           { return "primary" }
 func (anySource) Run(context.Context, engine.Emit) error { return nil }
 
 func (p *Plan) checkRest(d *decoder) {
+	if a := p.Config.Server.Admin; a.Address != "off" && a.TokenFile == "" && !admin.Loopback(a.Address) {
+		p.Config.Server.fail(d, "admin", "address: %s can be reached from other machines: set tokenFile too", a.Address)
+	}
 	cfg := p.Config
 	oneOf := func(path, value string, known ...string) {
 		if !slices.Contains(known, value) {

@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/admin"
 )
 
 // Metrics serves /metrics.
 type Metrics = http.Handler
 
-// serve starts the health and metrics servers. They stop when ctx ends.
+// serve starts the health, admin and metrics servers. They stop when ctx ends.
 func (p *Plan) serve(ctx context.Context, group *errgroup.Group, e *engine.Engine, metrics Metrics, log *slog.Logger) error {
 	health := http.NewServeMux()
 	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") }
@@ -26,6 +27,10 @@ func (p *Plan) serve(ctx context.Context, group *errgroup.Group, e *engine.Engin
 	health.HandleFunc("/livez", alive)
 	health.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) { ready(w, r, e) })
 	if err := listen(ctx, group, "server.health", p.Config.Server.Health, health, log); err != nil {
+		return err
+	}
+	admins := p.Config.Server.Admin
+	if err := listen(ctx, group, "server.admin.address", admins.Address, admin.Handler(e, admins.TokenFile), log); err != nil {
 		return err
 	}
 	if metrics == nil {

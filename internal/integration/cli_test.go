@@ -26,7 +26,7 @@ func TestCommandLine(t *testing.T) {
 	}
 	const head = "apiVersion: windlass.dev/v1alpha1\nkind: Engine\n"
 	const rest = "sources: [{name: a, nats: {bucket: a%s}}]\nsinks: [{name: b, nats: {bucket: b, create: true}}]\n" +
-		"controllers: [{name: c, for: a, handler: {sync: {to: b, data: object.data}}}]\nserver: {health: \"off\", metrics: \"off\"}\n"
+		"controllers: [{name: c, for: a, handler: {sync: {to: b, data: object.data}}}]\nserver: {health: \"off\", metrics: \"off\", admin: {address: \"off\"}}\n"
 	write("good.yaml", head+fmt.Sprintf(rest, ", create: true"))
 	write("nobucket.yaml", head+fmt.Sprintf(rest, ""))
 	write("unreachable.yaml", head+"connections: {main: {nats: {url: \"nats://127.0.0.1:1\"}}}\nbus: {nats: {connection: main}}\n"+fmt.Sprintf(rest, ""))

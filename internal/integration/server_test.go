@@ -2,18 +2,48 @@ package integration
 
 import (
 	"fmt"
+	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 )
 
 // TestExampleOnTheUsersServer runs the example with a URL in place of the embedded server.
-func TestExampleOnTheUsersServer(t *testing.T) {
+func TestExampleOnTheUsersServer(t *testing.T) { onTheUsersServer(t, "") }
+
+// TestExampleWithTheBusOnRedis has the buckets on NATS and the queue on Redis.
+func TestExampleWithTheBusOnRedis(t *testing.T) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil && os.Getenv("CI") == "" {
+		t.Skip("redis-server is not installed (Debian: apt-get install redis-server)")
+	}
+	require.NoError(t, err)
+	port := strconv.Itoa(freePort(t))
+	server := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "yes")
+	require.NoError(t, server.Start())
+	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
+	eventually(t, "Redis answers", func() bool {
+		c, err := net.Dial("tcp", "127.0.0.1:"+port)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	})
+	onTheUsersServer(t, "127.0.0.1:"+port)
+}
+
+func onTheUsersServer(t *testing.T, redis string) {
+	t.Helper()
 	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true})
 	require.NoError(t, err)
 	s.Start()
@@ -23,7 +53,7 @@ func TestExampleOnTheUsersServer(t *testing.T) {
 	_, err = fmt.Sscanf(s.ClientURL(), "nats://127.0.0.1:%d", &port)
 	require.NoError(t, err)
 
-	dir := exampleOn(t, s.ClientURL())
+	dir := exampleOn(t, s.ClientURL(), redis)
 	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
 	js := client(t, port)
 	orders, shipments := bucket(t, js, "orders"), bucket(t, js, "shipments")
@@ -47,6 +77,7 @@ func TestExampleOnTheUsersServer(t *testing.T) {
 	second := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
 	second.says("controller started")
 	shipped(1, keys...)
+	asks(t, p, second, orders)
 	p.signal(syscall.SIGKILL)
 	shipped(2, keys...)
 	third := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
@@ -57,6 +88,46 @@ func TestExampleOnTheUsersServer(t *testing.T) {
 	require.Equal(t, 0, second.wait())
 	third.signal(syscall.SIGTERM)
 	require.Equal(t, 0, third.wait())
+}
+
+// asks asks each of two replicas what both know.
+func asks(t *testing.T, first, second *process, orders jetstream.KeyValue) {
+	t.Helper()
+	put(t, orders, "broken", "not JSON")
+	for _, p := range []*process{first, second} {
+		engine := func(args ...string) string {
+			out, err := exec.Command(binary, append(args, "--server", p.admin())...).CombinedOutput()
+			require.NoError(t, err, string(out))
+			return string(out)
+		}
+		eventually(t, "both share the partitions", func() bool {
+			return strings.Count(engine("get", "members"), " 4 ") == 2
+		})
+		require.Equal(t, 2, strings.Count(engine("get", "members", "-o", "name"), "\n"))
+		require.Equal(t, 1, strings.Count(engine("get", "members"), "this one was asked"))
+		partitions := engine("get", "partitions")
+		require.Equal(t, 8, strings.Count(partitions, "order-shipping/"), partitions)
+		require.NotContains(t, partitions, "nobody")
+		require.Contains(t, engine("get", "controllers", "-o", "yaml"), "- order-shipping")
+		eventually(t, "the broken order is seen by both", func() bool {
+			items := engine("get", "items", "order-shipping")
+			return strings.Contains(items, "orders/broken   parked") && strings.Count(items, "\n") == 2
+		})
+		told := engine("explain", "order-shipping", "nats/kv@main:orders/broken")
+		require.Contains(t, told, "is parked: ")
+		require.Contains(t, told, "its last runs, the newest first:")
+	}
+}
+
+// admin is where a process answers operators.
+func (p *process) admin() string {
+	p.t.Helper()
+	var found []string
+	eventually(p.t, "it says where it answers", func() bool {
+		found = regexp.MustCompile(`server\.admin\.address"?[, ]"?address"?[:=]"?([0-9.:]+)`).FindStringSubmatch(p.output())
+		return found != nil
+	})
+	return found[1]
 }
 
 func TestHelloRuns(t *testing.T) {

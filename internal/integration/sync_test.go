@@ -25,13 +25,13 @@ func example(t *testing.T) (dir string, port int) {
 	dir, port = t.TempDir(), freePort(t)
 	changed := strings.Replace(string(text), "127.0.0.1:4222", fmt.Sprintf("127.0.0.1:%d", port), 1)
 	require.NotEqual(t, string(text), changed)
-	changed += "server: { health: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\" }\n"
+	changed += "server: { health: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\", admin: { address: \"127.0.0.1:0\" } }\n"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "engine.yaml"), []byte(changed), 0o600))
 	return dir, port
 }
 
-// exampleOn is example on the server at this URL in place of the embedded one.
-func exampleOn(t *testing.T, url string) (dir string) {
+// exampleOn is example on the server at this URL in place of the embedded one, with the bus on Redis if its address is given.
+func exampleOn(t *testing.T, url, redis string) (dir string) {
 	t.Helper()
 	dir, _ = example(t)
 	file := filepath.Join(dir, "engine.yaml")
@@ -41,7 +41,11 @@ func exampleOn(t *testing.T, url string) (dir string) {
 	require.True(t, ok)
 	_, after, ok = strings.Cut(after, "\n") // the embedded server's line
 	require.True(t, ok)
-	changed := before + fmt.Sprintf("connections: { main: { nats: { url: %q } } }\nbus: { nats: { connection: main } }\n", url) + after
+	connections, bus := fmt.Sprintf("main: { nats: { url: %q } }", url), "nats: { connection: main }"
+	if redis != "" {
+		connections, bus = connections+fmt.Sprintf(", cache: { redis: { address: %q } }", redis), "redis: { connection: cache }"
+	}
+	changed := before + "connections: { " + connections + " }\nbus: { " + bus + " }\n" + after
 	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
 	return dir
 }
@@ -155,7 +159,7 @@ func TestSecondSignalLeavesAtOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	dir := exampleOn(t, "nats://"+l.Addr().String())
+	dir := exampleOn(t, "nats://"+l.Addr().String(), "")
 
 	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
 	conn, err := l.Accept()
