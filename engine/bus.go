@@ -3,7 +3,9 @@ package engine
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"hash/maphash"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -85,4 +87,14 @@ func (cfg QueueConfig) Rules() queue.Config[Key, Causes] {
 		Revives:   func(parked, added Causes) bool { return parked.Revives(added) },
 		Unchanged: func(kept, listed Causes) bool { return kept.Unchanged(listed) },
 	}
+}
+
+// PartitionsError says that a queue has another number of partitions than the configuration, and what to do. Have is of the form
+// 8>16 while that is being changed.
+func PartitionsError(bus, controller, have, want string) error {
+	if strings.Contains(have, ">") {
+		return fmt.Errorf("queue %s is being moved to another number of partitions: wait for 'engine bus migrate', or run it again if it was interrupted", controller)
+	}
+	return fmt.Errorf("queue %s was made for %s partitions, and the configuration says %s: set bus.%s.partitions to %s, "+
+		"or stop all replicas and run 'engine bus migrate'", controller, have, want, bus, have)
 }

@@ -181,10 +181,13 @@ func mappingKey(e Event) (Key, error) {
 	return Key{Kind: mappingKind, Namespace: e.Source, Name: string(event)}, nil
 }
 
+// mappingSuffix follows the name of a controller in that of the queue of its failed mappings.
+const mappingSuffix = ".mapping"
+
 // mappingOf describes the queue of a controller's failed mappings.
 func mappingOf(c *runner) *runner {
 	m := &runner{Controller: NewController(c.name).WithTimeout(c.timeout).WithBackoff(c.backoff), engine: c.engine, log: c.log, lease: c.lease}
-	m.name = c.name + ".mapping"
+	m.name = c.name + mappingSuffix
 	m.handler = func(ctx context.Context, rt Runtime, req Request) (Result, error) {
 		var e Event
 		if err := json.Unmarshal([]byte(req.Key.Name), &e); err != nil {

@@ -215,6 +215,9 @@ func (b *Bus) Status() error {
 func (b *Bus) Replicas() (members []engine.Member, partitions []engine.Partition) {
 	view, owned := b.replica.View(), make(map[string]int)
 	for p, c := range view.Claims {
+		if p.Number >= b.cfg.Partitions {
+			continue // from before a migration
+		}
 		owned[c.Holder]++
 		partitions = append(partitions, engine.Partition{Controller: p.Group, Number: p.Number, Owner: c.Holder, Epoch: c.Epoch})
 	}

@@ -583,6 +583,21 @@ func keepsThePromises(t *testing.T, newBed func(t *testing.T) *bed) {
 			b.start()
 			bus = b.bus("suite")
 			return bus
+		}, Migrate: func(t *testing.T, controller string) engine.Bus {
+			t.Helper()
+			bus.Close(t.Context())
+			var err error
+			bus, err = nats.NewBus(t.Context(), b.conn, nats.BusConfig{Engine: "suite", Partitions: 5})
+			require.NoError(t, err)
+			_, err = bus.Queue(t.Context(), engine.QueueConfig{Controller: controller})
+			require.ErrorContains(t, err, "was made for 2 partitions, and the configuration says 5")
+			moved, err := bus.Migrate(t.Context(), controller)
+			require.NoError(t, err)
+			require.Positive(t, moved)
+			moved, err = bus.Migrate(t.Context(), controller)
+			require.NoError(t, err)
+			require.Zero(t, moved)
+			return bus
 		}}
 	})
 }

@@ -61,7 +61,7 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 	q := &requests{
 		bus: b, cfg: cfg, commit: b.committer(), records: make(map[engine.Key]uint64), consumers: make(map[string]jetstream.Consumer),
 		given:    make(map[string]uint64),
-		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: "crashes/" + cfg.Controller + "/", Parse: engine.ParseKey},
+		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: engine.CrashesPrefix + cfg.Controller + "/", Parse: engine.ParseKey},
 		prefix:   "rq." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
 		states:   "rqs." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
 	}
@@ -94,8 +94,7 @@ func (q *requests) open(ctx context.Context) error {
 	}
 	if err == nil {
 		if got := have.CachedInfo().Config.Metadata[metaPartitions]; got != want {
-			return fmt.Errorf("stream %s was made for %s partitions, and the configuration says %s: set bus.nats.partitions to %s, "+
-				"or remove the stream once it is empty", name, got, want, got)
+			return engine.PartitionsError("nats", q.cfg.Controller, got, want)
 		}
 	}
 	q.stream, err = q.bus.stream(ctx, jetstream.StreamConfig{

@@ -9,6 +9,7 @@
 //	windlass:{<engine>}:members, :member       who lives until when; what each works on
 //	windlass:{<engine>}:lease:<name>           who runs a source
 //	windlass:{<engine>}:store, :store:last     who owns which object; the last revision
+//	windlass:{<engine>}:queues                 the controllers that have a queue
 //	windlass:{<engine>}:dead                   a stream: messages that cannot be read, the newest 10,000
 //	windlass:{<engine>:<controller>}:queue     the number of partitions
 //	windlass:{<engine>:<controller>:<p>}:owner   who works on a partition, its epoch, its last sequence

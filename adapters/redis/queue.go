@@ -74,7 +74,7 @@ func (b *Bus) PartitionOf(k engine.Key) int {
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
 	q := &requests{
 		bus: b, cfg: cfg, records: make(map[engine.Key]struct{}), lanes: make(map[laneID]*lane),
-		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: "crashes/" + cfg.Controller + "/", Parse: engine.ParseKey},
+		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: engine.CrashesPrefix + cfg.Controller + "/", Parse: engine.ParseKey},
 	}
 	if err := q.open(ctx); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 
 // open refuses another number of partitions than the one that there is.
 func (q *requests) open(ctx context.Context) error {
-	key := q.bus.partKey(escaped(q.cfg.Controller), "queue")
+	key := q.bus.queueKey(q.cfg.Controller)
 	pipe := q.bus.conn.client.TxPipeline()
 	pipe.HSetNX(ctx, key, "partitions", q.bus.cfg.Partitions)
 	have := pipe.HGet(ctx, key, "partitions")
@@ -106,8 +106,10 @@ func (q *requests) open(ctx context.Context) error {
 		return fmt.Errorf("open the queue of controller %s: %w", q.cfg.Controller, understood(err))
 	}
 	if got, want := have.Val(), strconv.Itoa(q.bus.cfg.Partitions); got != want {
-		return fmt.Errorf("the queue of controller %s was made for %s partitions, and the configuration says %s: set bus.redis.partitions to %s",
-			q.cfg.Controller, got, want, got)
+		return engine.PartitionsError("redis", q.cfg.Controller, got, want)
+	}
+	if err := q.bus.conn.client.SAdd(ctx, q.bus.key("queues"), q.cfg.Controller).Err(); err != nil {
+		return fmt.Errorf("open the queue of controller %s: %w", q.cfg.Controller, understood(err))
 	}
 	return nil
 }

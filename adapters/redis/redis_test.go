@@ -195,6 +195,21 @@ func TestBusKeepsThePromises(t *testing.T) {
 			b.kill()
 			b.start()
 			return b.bus(name)
+		}, Migrate: func(t *testing.T, controller string) engine.Bus {
+			t.Helper()
+			bus.Close(t.Context())
+			bus, err := redis.NewBus(t.Context(), b.conn, redis.BusConfig{Engine: name, Partitions: 5})
+			require.NoError(t, err)
+			t.Cleanup(func() { bus.Close(context.Background()) })
+			_, err = bus.Queue(t.Context(), engine.QueueConfig{Controller: controller})
+			require.ErrorContains(t, err, "was made for 2 partitions, and the configuration says 5")
+			moved, err := bus.Migrate(t.Context(), controller)
+			require.NoError(t, err)
+			require.Positive(t, moved)
+			moved, err = bus.Migrate(t.Context(), controller)
+			require.NoError(t, err)
+			require.Zero(t, moved)
+			return bus
 		}}
 	})
 }

@@ -25,17 +25,34 @@ type Options struct {
 	Started func(e *engine.Engine) Metrics
 }
 
-// Run connects, builds and runs the engine until ctx ends. It returns once everything that it started has ended.
-func (p *Plan) Run(ctx context.Context, opts Options) error {
-	env := &Env{
-		Engine: p.Config.Metadata.Name, Logger: opts.Logger, connections: make(map[string]Closer),
+// env is what the components of the plan are built in, and what ends them.
+func (p *Plan) env(ctx context.Context, log *slog.Logger) (env *Env, end func()) {
+	env = &Env{
+		Engine: p.Config.Metadata.Name, Logger: log, connections: make(map[string]Closer),
 		sinks: make(map[string]engine.Sink), sources: make(map[string]engine.Source),
 	}
-	defer func() {
+	return env, func() {
 		for _, f := range slices.Backward(env.cleanup) {
 			f(context.WithoutCancel(ctx))
 		}
-	}()
+	}
+}
+
+// WithBus connects, calls f with the engine's bus, and disconnects. No engine is run.
+func (p *Plan) WithBus(ctx context.Context, log *slog.Logger, f func(ctx context.Context, bus engine.Bus) error) error {
+	env, end := p.env(ctx, log)
+	defer end()
+	bus, err := p.openBus(ctx, env)
+	if err != nil {
+		return err
+	}
+	return f(ctx, bus)
+}
+
+// Run connects, builds and runs the engine until ctx ends. It returns once everything that it started has ended.
+func (p *Plan) Run(ctx context.Context, opts Options) error {
+	env, end := p.env(ctx, opts.Logger)
+	defer end()
 	e, err := p.build(ctx, env, opts)
 	if err != nil {
 		return err
@@ -57,7 +74,7 @@ func (p *Plan) Run(ctx context.Context, opts Options) error {
 	return group.Wait()
 }
 
-func (p *Plan) build(ctx context.Context, env *Env, opts Options) (*engine.Engine, error) {
+func (p *Plan) openBus(ctx context.Context, env *Env) (engine.Bus, error) {
 	for name, c := range p.connections {
 		conn, err := c.build(ctx, env, name)
 		if err != nil {
@@ -69,6 +86,14 @@ func (p *Plan) build(ctx context.Context, env *Env, opts Options) (*engine.Engin
 	bus, err := p.bus.build(ctx, env, "")
 	if err != nil {
 		return nil, fmt.Errorf("bus: %w", err)
+	}
+	return bus, nil
+}
+
+func (p *Plan) build(ctx context.Context, env *Env, opts Options) (*engine.Engine, error) {
+	bus, err := p.openBus(ctx, env)
+	if err != nil {
+		return nil, err
 	}
 	for _, s := range p.sources {
 		if env.sources[s.name], err = s.build(ctx, env, s.name); err != nil {

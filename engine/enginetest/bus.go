@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ type BusFixture struct {
 	Bus engine.Bus
 	// Reopen returns the bus as the next process finds it; nil if it keeps nothing beyond its process.
 	Reopen func(t *testing.T) engine.Bus
+	// Migrate returns the bus with another number of partitions, to which it has brought a queue; nil if it has none.
+	Migrate func(t *testing.T, controller string) engine.Bus
 }
 
 // TestBus checks the promises of a bus's queues. Each case gets a bus of its own.
@@ -35,6 +38,7 @@ func TestBus(t *testing.T, newBus func(t *testing.T) BusFixture) {
 		{"live requests overtake listed ones", "promise 6: a cold start does not delay changes", overtaking},
 		{"attempts count up and success resets them", "promise 5: backoff grows", attempts},
 		{"attempts, delays and parked keys outlive the process", "promise 7: a restart must not forget them", restarted},
+		{"another number of partitions changes nothing that is kept", "an engine grows", migrated},
 		{"at the end running reconciles finish, and nothing starts", "promise 8: a shutdown is no failure", drained},
 		{"an interrupted run counts for nothing", "promise 8: it is done again elsewhere", interruptedRun},
 		{"a failing key blocks no other", "promise 9", poison},
@@ -386,6 +390,44 @@ func restarted(ctx context.Context, t *testing.T, f BusFixture) {
 	expect(t, "due", after.Due, before.Due)
 	parked, _ := b.queue.Item(keyOf("parked"))
 	expect(t, "error", parked.Err, errSuite.Error())
+}
+
+func migrated(ctx context.Context, t *testing.T, f BusFixture) {
+	if f.Migrate == nil {
+		t.Skip("the bus has no partitions")
+	}
+	b := work(ctx, t, f.Bus, 4, func(_ context.Context, req engine.Request) engine.Outcome {
+		if strings.HasPrefix(req.Key.Name, "parked") {
+			return engine.Outcome{Err: engine.Terminal(errSuite)}
+		}
+		return engine.Outcome{Result: engine.Result{RequeueAfter: time.Hour}}
+	})
+	const n = 20
+	for i := range n {
+		b.live(ctx, fmt.Sprint("parked", i))
+		b.live(ctx, fmt.Sprint("delayed", i))
+	}
+	for i := range n {
+		b.reaches(fmt.Sprint("parked", i), queue.Parked)
+		b.reaches(fmt.Sprint("delayed", i), queue.Requeued)
+	}
+	b.stop()
+	for i := range n {
+		b.live(ctx, fmt.Sprint("pending", i))
+		b.add(ctx, engine.Request{Key: keyOf(fmt.Sprint("later", i)), Due: time.Now().Add(time.Hour)})
+	}
+	b = work(ctx, t, f.Migrate(t, "suite"), 4, nil)
+	for i := range n {
+		b.ranTimes(fmt.Sprint("pending", i), 1)
+		b.reaches(fmt.Sprint("parked", i), queue.Parked)
+		b.reaches(fmt.Sprint("delayed", i), queue.Requeued)
+		b.reaches(fmt.Sprint("later", i), queue.Requeued)
+	}
+	for i := range n {
+		expect(t, "runs", len(b.runs(fmt.Sprint("pending", i))), 1)
+		expect(t, "runs of what is parked", len(b.runs(fmt.Sprint("parked", i))), 0)
+	}
+	expect(t, "keys", len(b.queue.Items()), 3*n)
 }
 
 func drained(ctx context.Context, t *testing.T, f BusFixture) {

@@ -139,3 +139,68 @@ func TestHelloRuns(t *testing.T) {
 	p.signal(syscall.SIGINT)
 	require.Equal(t, 0, p.wait())
 }
+
+func TestBusCommands(t *testing.T) {
+	dir, port := example(t)
+	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	js := client(t, port)
+	put(t, bucket(t, js, "orders"), "broken", "not JSON")
+	eventually(t, "it is parked", func() bool {
+		out, _ := exec.Command(binary, "get", "items", "order-shipping", "--server", p.admin()).CombinedOutput()
+		return strings.Contains(string(out), "parked")
+	})
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.wait())
+
+	file := filepath.Join(dir, "engine.yaml")
+	change := func(old, with string) {
+		t.Helper()
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Contains(t, string(text), old)
+		require.NoError(t, os.WriteFile(file, []byte(strings.Replace(string(text), old, with, 1)), 0o600))
+	}
+	run := func(code int, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(binary, append(args, "-c", "engine.yaml")...)
+		cmd.Dir = dir
+		out, _ := cmd.CombinedOutput() // the code is looked at
+		require.Equal(t, code, cmd.ProcessState.ExitCode(), string(out))
+		return string(out)
+	}
+	change("dataDir:", "partitions: 5, dataDir:")
+	require.Contains(t, run(1, "run"), "was made for 8 partitions, and the configuration says 5")
+	require.Contains(t, run(0, "bus", "migrate"), "order-shipping: 1 of 1 moved")
+	require.Contains(t, run(0, "bus", "migrate"), "order-shipping: 0 of 1 moved")
+	p = start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	p.says("controller started")
+	out, err := exec.Command(binary, "get", "items", "order-shipping", "--server", p.admin()).CombinedOutput()
+	require.NoError(t, err)
+	require.Contains(t, string(out), "parked", "it is still known")
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.wait())
+
+	require.Contains(t, run(0, "bus", "prune"), "nothing is left")
+	change("name: order-shipping", "name: another")
+	require.Regexp(t, `order-shipping +1 +0`, run(0, "bus", "prune"))
+	require.Contains(t, run(0, "bus", "prune", "--yes"), "order-shipping: removed")
+	require.Contains(t, run(0, "bus", "prune"), "nothing is left")
+}
+
+func TestReplicasAtWorkAreNotMigrated(t *testing.T) {
+	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true})
+	require.NoError(t, err)
+	s.Start()
+	defer func() { s.Shutdown(); s.WaitForShutdown() }()
+	require.True(t, s.ReadyForConnections(10*time.Second))
+	dir := exampleOn(t, s.ClientURL(), "")
+	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
+	p.says("controller started")
+	cmd := exec.Command(binary, "bus", "migrate", "-c", "engine.yaml")
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "these replicas are at work; stop them first: ")
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.wait())
+}
