@@ -11,8 +11,8 @@
 //	KV_windlass_<engine>      a bucket: who owns which object
 //
 // Subjects of requests are rq.<engine>.<controller>.<partition>.<class>.<scope>.<kind>.<namespace>.<name>, class being h
-// (live), d (dependency), l (list) or t (for a later time, with a last token that is never the same). The partition is a hash of
-// the last four. Tokens are written [A-Za-z0-9_-] as they are and any other byte as =XX.
+// (live), d (dependency) or l (list); those for a later time are live and have a last token that is never the same. The
+// partition is a hash of the last four. Tokens are written [A-Za-z0-9_-] as they are and any other byte as =XX.
 //
 // Those of events are ev.<engine>.<source>.<scope>.<kind>.<namespace>.<name>.
 //

@@ -163,7 +163,7 @@ func (b *Bus) move(ctx context.Context, stream jetstream.Stream, prefix string) 
 func (b *Bus) repartitioned(prefix, subject string) (string, error) {
 	tokens := strings.Split(strings.TrimPrefix(subject, prefix), ".")
 	first := 1
-	if len(tokens) > 5 && slices.Contains(append(classTokens[:], laterToken), tokens[1]) {
+	if len(tokens) > 5 && slices.Contains(classTokens[:], tokens[1]) {
 		first = 2
 	}
 	if len(tokens) < first+4 {

@@ -72,6 +72,8 @@ spans through the tracing API and a handler that does nothing, and prints what i
 
   distinct     every event has a key of its own
   coalesce     ten events a key, as fast as they go
+  drain        as distinct, but no key is worked on before all events were accepted; what is measured
+               begins then
   latency      10,000 events a second; the waits are from the event to its handler
   coldstart    a list of all keys, and a change of one of a thousand of them while it is worked off;
                the waits are those of the changes
@@ -90,7 +92,7 @@ spans through the tracing API and a handler that does nothing, and prints what i
 			return r.print(cmd.OutOrStdout(), b.output)
 		},
 	}
-	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, latency, coldstart, delay, pending or pending-dep")
+	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, drain, latency, coldstart, delay, pending or pending-dep")
 	cmd.Flags().StringVar(&b.path, "path", "native", "native, or wire: the events travel as messages of a topic")
 	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory, nats (an embedded server) or redis; the latter with 64 events on their way at once and none published")
 	cmd.Flags().StringVar(&b.sync, "sync", "interval", "when the embedded server syncs its disk: interval or always")
@@ -111,14 +113,14 @@ func (b bench) validate() error {
 		return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
 	}
 	var few error
-	if b.bus != "memory" && (b.path != "native" || !slices.Contains([]string{"distinct", "coalesce"}, b.workload)) {
-		few = errors.New("--bus nats and redis go with --path native and the workloads distinct and coalesce")
+	if b.bus != "memory" && (b.path != "native" || !slices.Contains([]string{"distinct", "coalesce", "drain"}, b.workload)) {
+		few = errors.New("--bus nats and redis go with --path native and the workloads distinct, coalesce and drain")
 	}
 	if b.events < 10 || b.workers < 1 {
 		few = errors.New("--events must be 10 at least, --workers 1")
 	}
 	return cmp.Or(
-		oneOf("workload", b.workload, "distinct", "coalesce", "latency", "coldstart", "delay", "pending", "pending-dep"),
+		oneOf("workload", b.workload, "distinct", "coalesce", "drain", "latency", "coldstart", "delay", "pending", "pending-dep"),
 		oneOf("path", b.path, "native", "wire"), oneOf("bus", b.bus, "memory", "nats", "redis"), oneOf("sync", b.sync, "interval", "always"), oneOf("tracing", b.tracing, "off", "api", "sdk"),
 		oneOf("output", b.output, "table", "json"), few,
 	)
@@ -132,6 +134,7 @@ type benchRun struct {
 	waits  []int64 // one a run
 	runs   atomic.Int64
 	done   chan struct{} // closed when every key ran once
+	gate   chan struct{} // no run goes on before it is closed
 	source *benchSource
 	memory *engine.MemoryBus
 	close  func(context.Context) // ends the bus
@@ -147,8 +150,11 @@ func (b bench) measure(ctx context.Context) (benchResult, error) {
 	if b.workload == "coalesce" {
 		keys = b.events / 10
 	}
-	r := &benchRun{bench: b, done: make(chan struct{}), waits: make([]int64, 2*b.events), source: newBenchSource(), memory: engine.NewMemoryBus()}
+	r := &benchRun{bench: b, done: make(chan struct{}), gate: make(chan struct{}), waits: make([]int64, 2*b.events), source: newBenchSource(), memory: engine.NewMemoryBus()}
 	r.keys = make([]engine.Key, keys)
+	if b.workload != "drain" {
+		close(r.gate)
+	}
 	if b.profile != "" {
 		f, err := os.Create(b.profile)
 		if err != nil {
@@ -164,7 +170,7 @@ func (b bench) measure(ctx context.Context) (benchResult, error) {
 		return benchResult{}, err
 	}
 	result, err := map[string]func(context.Context) (benchResult, error){
-		"distinct": r.burst, "coalesce": r.burst, "latency": r.paced, "coldstart": r.coldStart, "delay": r.delayed, "pending": r.pending, "pending-dep": r.pending,
+		"distinct": r.burst, "coalesce": r.burst, "drain": r.drain, "latency": r.paced, "coldstart": r.coldStart, "delay": r.delayed, "pending": r.pending, "pending-dep": r.pending,
 	}[b.workload](ctx)
 	return result, errors.Join(err, r.stop())
 }
@@ -181,6 +187,7 @@ func (r *benchRun) begin(ctx context.Context) error {
 	}
 	c := engine.NewController("bench").For(primary).Watches(r.source.other(), engine.MapToKind(benchKind)).WithConcurrency(r.workers).WithHandler(
 		func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+			<-r.gate
 			wait := int64(req.Waited)
 			if r.workload == "delay" {
 				// A request for a time is ready from then on; its cause knows the time.
@@ -319,6 +326,23 @@ func (r *benchRun) put(ctx context.Context, i int) error {
 
 // burst emits all events as fast as they go.
 func (r *benchRun) burst(ctx context.Context) (benchResult, error) {
+	if err := r.emitAll(ctx); err != nil {
+		return benchResult{}, err
+	}
+	return r.finish(ctx)
+}
+
+// drain lets the workers go on once all events were accepted.
+func (r *benchRun) drain(ctx context.Context) (benchResult, error) {
+	if err := r.emitAll(ctx); err != nil {
+		return benchResult{}, err
+	}
+	r.start = time.Now()
+	close(r.gate)
+	return r.finish(ctx)
+}
+
+func (r *benchRun) emitAll(ctx context.Context) error {
 	emitters := 1
 	if r.bus != "memory" {
 		emitters = 64 // each waits for its acks
@@ -335,10 +359,10 @@ func (r *benchRun) burst(ctx context.Context) (benchResult, error) {
 	}
 	for range emitters {
 		if err := <-failed; err != nil {
-			return benchResult{}, err
+			return err
 		}
 	}
-	return r.finish(ctx)
+	return nil
 }
 
 // paced emits 10,000 events a second.

@@ -18,6 +18,9 @@ var (
 	items      = desc("windlass_items", "Keys that are not idle, by state.", "controller", "state")
 	stuckNow   = desc("windlass_stuck_reconciles", "Reconciles that go on although their time is over.", "controller")
 	synced     = desc("windlass_source_synced", "Whether the source has ended its first list and runs.", "source")
+	busUp      = desc("windlass_bus_up", "Whether the bus answers and this replica may work. Absent where the bus is in memory.")
+	members    = desc("windlass_members", "Replicas of the engine, this one included. Absent where the bus is not shared.")
+	owned      = desc("windlass_owned_partitions", "Partitions of the controller that this replica works on.", "controller")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -26,7 +29,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{depth, unfinished, longest, active, workers, items, stuckNow, synced} {
+	for _, d := range []*prometheus.Desc{depth, unfinished, longest, active, workers, items, stuckNow, synced, busUp, members, owned} {
 		ch <- d
 	}
 }
@@ -52,12 +55,44 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(items, float64(s.Delayed), name, "delayed")
 		gauge(items, float64(s.Parked), name, "parked")
 	}
+	c.shared(gauge)
 	for _, s := range c.engine.Sources() {
 		up := 0.0
 		if s.Synced && s.Err == nil {
 			up = 1
 		}
 		gauge(synced, up, s.Name)
+	}
+}
+
+// shared tells of a bus that is shared.
+func (c *collector) shared(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	if known, err := c.engine.BusStatus(); known && err == nil {
+		gauge(busUp, 1)
+	} else if known {
+		gauge(busUp, 0)
+	}
+	all, partitions := c.engine.Replicas()
+	if all == nil {
+		return
+	}
+	gauge(members, float64(len(all)))
+	mine := make(map[string]int)
+	for _, m := range all {
+		if !m.Self {
+			continue
+		}
+		for _, name := range m.Controllers {
+			mine[name] = 0
+		}
+		for _, p := range partitions {
+			if p.Owner == m.ID {
+				mine[p.Controller]++
+			}
+		}
+	}
+	for name, n := range mine {
+		gauge(owned, float64(n), name)
 	}
 }
 

@@ -3,6 +3,7 @@ package metrics_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -106,4 +107,54 @@ windlass_source_synced{source="things"} 1
 		cancel()
 		require.NoError(t, <-done)
 	})
+}
+
+// crowd is a bus that says who shares it.
+type crowd struct {
+	engine.Bus
+	err error
+}
+
+func (c *crowd) Status() error { return c.err }
+
+func (c *crowd) Replicas() ([]engine.Member, []engine.Partition) {
+	return []engine.Member{{ID: "a", Self: true, Controllers: []string{"c", "idle"}}, {ID: "b", Controllers: []string{"c"}}}, []engine.Partition{
+		{Controller: "c", Number: 0, Owner: "a"}, {Controller: "c", Number: 1, Owner: "b"}, {Controller: "c", Number: 2, Owner: "a"},
+	}
+}
+
+func (c *crowd) PartitionOf(engine.Key) int { return 0 }
+
+func (c *crowd) Ask(context.Context, string, []byte) ([]byte, error) { return nil, errors.New("nobody is there") }
+
+func (c *crowd) Answer(context.Context, func(context.Context, []byte) []byte) error { return nil }
+
+func TestSharedBusIsTold(t *testing.T) {
+	bus := &crowd{Bus: engine.NewMemoryBus()}
+	e, err := engine.New(engine.Config{Name: "e", Bus: bus, Controllers: []engine.Controller{
+		engine.NewController("c").For(memory.New[int]("things")).WithHandler(func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+			return engine.Result{}, nil
+		}),
+	}})
+	require.NoError(t, err)
+	watched := prometheus.NewPedanticRegistry()
+	metrics.New(watched).Observe(e)
+	want := func(up int) string {
+		return fmt.Sprintf(`
+# HELP windlass_bus_up Whether the bus answers and this replica may work. Absent where the bus is in memory.
+# TYPE windlass_bus_up gauge
+windlass_bus_up %d
+# HELP windlass_members Replicas of the engine, this one included. Absent where the bus is not shared.
+# TYPE windlass_members gauge
+windlass_members 2
+# HELP windlass_owned_partitions Partitions of the controller that this replica works on.
+# TYPE windlass_owned_partitions gauge
+windlass_owned_partitions{controller="c"} 2
+windlass_owned_partitions{controller="idle"} 0
+`, up)
+	}
+	names := []string{"windlass_bus_up", "windlass_members", "windlass_owned_partitions"}
+	require.NoError(t, testutil.GatherAndCompare(watched, strings.NewReader(want(1)), names...))
+	bus.err = errors.New("away")
+	require.NoError(t, testutil.GatherAndCompare(watched, strings.NewReader(want(0)), names...))
 }
