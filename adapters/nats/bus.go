@@ -72,6 +72,7 @@ func (c BusConfig) withDefaults() BusConfig {
 type Bus struct {
 	cfg     BusConfig
 	conn    *Connection
+	own     *Connection // for members, claims and leases
 	replica *owner.Replica
 	leases  *Leases
 	store   *Store
@@ -105,12 +106,20 @@ func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) 
 
 // join becomes a replica.
 func (b *Bus) join(ctx context.Context) error {
-	stream, err := b.coordination(ctx)
+	if _, err := b.coordination(ctx); err != nil {
+		return err
+	}
+	// Renewals must not wait behind what is published.
+	own, err := b.conn.another(ctx)
 	if err != nil {
 		return err
 	}
-	b.leases = newLeases(b.conn, stream, b.cfg.Engine)
-	r := &registry{conn: b.conn, stream: stream, prefix: "rqc." + token(b.cfg.Engine) + "."}
+	stream, err := own.js.Stream(ctx, coordinationStream(b.cfg.Engine))
+	if err != nil {
+		return streamError(coordinationStream(b.cfg.Engine), err)
+	}
+	b.own, b.leases = own, newLeases(own, stream, b.cfg.Engine)
+	r := &registry{conn: own, stream: stream, prefix: "rqc." + token(b.cfg.Engine) + "."}
 	if b.cfg.SoleServer {
 		if err := r.bury(ctx); err != nil {
 			return err
@@ -267,6 +276,7 @@ func (b *Bus) Close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	b.replica.Close(ctx)
+	b.own.Close()
 }
 
 // Publisher implements engine.Bus.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -73,6 +74,10 @@ type Connection struct {
 	js    jetstream.JetStream
 	log   *slog.Logger
 
+	// again makes another connection of the same kind; beside are those that were made.
+	again  func(ctx context.Context) (*Connection, error)
+	beside []*Connection
+
 	// session is the lifetime of the present TCP session, which nothing else names.
 	mu      sync.Mutex
 	session context.Context
@@ -128,7 +133,10 @@ func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []nat
 	c.log = c.log.With("connection", cfg.Scope)
 	c.base = context.WithoutCancel(ctx)
 	c.session, c.ended = context.WithCancel(c.base)
-	opts = append(opts,
+	quiet, same := cfg, slices.Clip(opts)
+	quiet.Logger = nil // this one tells of the link
+	c.again = func(ctx context.Context) (*Connection, error) { return connect(ctx, quiet, shown, same) }
+	opts = append(same,
 		natsgo.Name("windlass"),
 		natsgo.MaxReconnects(-1),
 		natsgo.ReconnectWait(250*time.Millisecond),
@@ -248,4 +256,20 @@ func (c *Connection) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended()
+	for _, b := range c.beside {
+		b.Close()
+	}
+}
+
+// another opens a second connection, which is closed with this one at the latest: what must not wait behind the rest goes
+// through it.
+func (c *Connection) another(ctx context.Context) (*Connection, error) {
+	b, err := c.again(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.beside = append(c.beside, b)
+	return b, nil
 }
