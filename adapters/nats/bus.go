@@ -33,6 +33,9 @@ type BusConfig struct {
 	Partitions int `yaml:"partitions"`
 	// Events is "on", the default, or "off": then events are not published, and a change costs one durable write less.
 	Events string `yaml:"events"`
+	// Outage is what happens when NATS cannot be reached for so long that another replica may take over: "stop", the default, or
+	// "continue": what is in hand is worked on all the same. That goes with one replica only; a second one is refused.
+	Outage string `yaml:"outage"`
 	// SoleServer says that the server is this process's own, so that replicas that are found there are dead.
 	SoleServer bool `yaml:"-"`
 	// GroupCommit says that the server syncs its disk for every write, so that what waits had better be written together.
@@ -50,6 +53,9 @@ func (c BusConfig) Validate() error {
 	}
 	if c.Events != "" && c.Events != "on" && c.Events != "off" {
 		errs = append(errs, fmt.Errorf("events: %q is neither on nor off", c.Events))
+	}
+	if c.Outage != "" && c.Outage != "stop" && c.Outage != "continue" {
+		errs = append(errs, fmt.Errorf("outage: %q is neither stop nor continue", c.Outage))
 	}
 	return errors.Join(errs...)
 }
@@ -133,6 +139,7 @@ func (b *Bus) join(ctx context.Context) error {
 	failures := &seldom{}
 	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
 		ID: fmt.Sprintf("%s-%d-%s", host, os.Getpid(), nuid.Next()), Registry: r, TTL: ttl, Lost: engine.ErrLeaseLost,
+		Alone: b.cfg.Outage == "continue",
 		Failed: func(err error) {
 			if failures.may() {
 				b.conn.log.Warn("the replicas cannot be reached; trying again", "err", err)
@@ -146,6 +153,9 @@ func (b *Bus) join(ctx context.Context) error {
 			}
 		},
 	})
+	if err != nil {
+		own.Close()
+	}
 	return err
 }
 

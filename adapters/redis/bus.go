@@ -29,6 +29,9 @@ type BusConfig struct {
 	Partitions int `yaml:"partitions"`
 	// Events is "on", the default, or "off": then events are not published.
 	Events string `yaml:"events"`
+	// Outage is what happens when Redis cannot be reached for so long that another replica may take over: "stop", the default, or
+	// "continue": what is in hand is worked on all the same. That goes with one replica only; a second one is refused.
+	Outage string `yaml:"outage"`
 }
 
 // Validate returns everything that is wrong with the configuration.
@@ -39,6 +42,9 @@ func (c BusConfig) Validate() error {
 	}
 	if c.Events != "" && c.Events != "on" && c.Events != "off" {
 		errs = append(errs, fmt.Errorf("events: %q is neither on nor off", c.Events))
+	}
+	if c.Outage != "" && c.Outage != "stop" && c.Outage != "continue" {
+		errs = append(errs, fmt.Errorf("outage: %q is neither stop nor continue", c.Outage))
 	}
 	return errors.Join(errs...)
 }
@@ -109,6 +115,7 @@ func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) 
 	failures := &seldom{}
 	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
 		ID: id, Registry: b.registry, TTL: conn.ttl(), Lost: engine.ErrLeaseLost,
+		Alone: cfg.Outage == "continue",
 		Failed: func(err error) {
 			if failures.may() {
 				conn.log.Warn("the replicas cannot be reached; trying again", "err", err)

@@ -319,3 +319,40 @@ func TestSentinelReplacesTheServer(t *testing.T) {
 	}, time.Minute, 100*time.Millisecond, "the new server accepts requests")
 	eventually(t, "it runs again", func() bool { return runs.Load() >= 2 })
 }
+
+func TestOnlyReplicaGoesOnDuringAnOutageIfItIsTold(t *testing.T) {
+	b := newBed(t)
+	bus, err := redis.NewBus(t.Context(), b.conn, redis.BusConfig{Engine: "shop", Outage: "continue"})
+	require.NoError(t, err)
+	t.Cleanup(func() { bus.Close(context.Background()) })
+	for _, outage := range []string{"stop", "continue"} {
+		_, err = redis.NewBus(t.Context(), b.conn, redis.BusConfig{Engine: "shop", Outage: outage})
+		require.ErrorContains(t, err, "there is another replica: ")
+	}
+	var runs atomic.Int64
+	q := working(t, bus, engine.QueueConfig{}, counting(&runs))
+	b.kill()
+	begin := time.Now()
+	eventually(t, "another replica could have taken over", func() bool { return time.Since(begin) > 5*time.Second })
+	require.Error(t, bus.Status())
+	listed := live("listed")
+	listed.Priority = engine.PriorityList
+	require.NoError(t, q.Enqueue(t.Context(), listed))
+	eventually(t, "what is in hand runs", func() bool { return runs.Load() == 1 })
+	b.start()
+	eventually(t, "it is over", func() bool { return bus.Status() == nil })
+	require.NoError(t, q.Enqueue(t.Context(), live("k")))
+	eventually(t, "everything runs", func() bool { return runs.Load() == 2 })
+}
+
+func TestReplicaThatIsToBeAloneWaitsForOneThatHasDied(t *testing.T) {
+	b := newBed(t)
+	dead := b.connect()
+	former, err := redis.NewBus(t.Context(), dead, redis.BusConfig{Engine: "shop"})
+	require.NoError(t, err)
+	t.Cleanup(func() { former.Close(context.Background()) })
+	dead.Close() // it can tell nobody
+	bus, err := redis.NewBus(t.Context(), b.conn, redis.BusConfig{Engine: "shop", Outage: "continue"})
+	require.NoError(t, err)
+	bus.Close(t.Context())
+}

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -34,6 +36,8 @@ type Member struct {
 	ID string `json:"id"`
 	// Groups are those whose partitions it works on.
 	Groups []string `json:"groups,omitempty"`
+	// Alone says that it suffers no other.
+	Alone bool `json:"alone,omitempty"`
 }
 
 // Partition is one of a group, which is a controller.
@@ -68,6 +72,8 @@ type ReplicaConfig struct {
 	Registry Registry
 	// TTL is how long the others believe that a silent replica lives.
 	TTL time.Duration
+	// Alone goes on when the registry cannot be reached: there is no other replica that could take over, and none may be.
+	Alone bool
 	// Lost is the cause with which the runs of a lost partition end.
 	Lost error
 	// Failed is told what goes wrong with the registry; the replica tries again.
@@ -114,7 +120,11 @@ type slot struct {
 	epoch uint64
 }
 
-// NewReplica becomes a member and starts to share. It returns when the registry knows it.
+// ErrAlone says that a replica that suffers no other has met one.
+var ErrAlone = errors.New("there is another replica")
+
+// NewReplica becomes a member and starts to share. It returns when the registry knows it, and with ErrAlone if there are
+// others although one of them is to be alone.
 func NewReplica(ctx context.Context, cfg ReplicaConfig) (*Replica, error) {
 	r := &Replica{cfg: cfg, wake: make(chan struct{}, 1), groups: make(map[string]*group)}
 	if err := r.announce(ctx); err != nil {
@@ -124,7 +134,39 @@ func NewReplica(ctx context.Context, cfg ReplicaConfig) (*Replica, error) {
 	r.done.Go(func() { r.watch(ctx) })
 	r.done.Go(func() { r.renew(ctx) })
 	r.done.Go(func() { r.run(ctx) })
+	if err := r.suffered(ctx); err != nil {
+		r.Close(ctx)
+		return nil, err
+	}
 	return r, nil
+}
+
+// suffered waits, if this replica or another is to be alone, for those who may be dead.
+func (r *Replica) suffered(ctx context.Context) error {
+	for last := time.Now().Add(r.cfg.TTL + time.Second); ; {
+		r.mu.Lock()
+		_, seen := r.view.Members[r.cfg.ID]
+		var others []string
+		for id, m := range r.view.Members {
+			if id != r.cfg.ID && (r.cfg.Alone || m.Alone) {
+				others = append(others, id)
+			}
+		}
+		r.mu.Unlock()
+		late := time.Now().After(last)
+		switch {
+		case seen && len(others) == 0, late && !r.cfg.Alone && len(others) == 0:
+			return nil
+		case late && seen:
+			slices.Sort(others)
+			return fmt.Errorf("%w: %s", ErrAlone, strings.Join(others, ", "))
+		case late:
+			return errors.New("it is not known whether there is another replica")
+		}
+		if !sleep(ctx, r.cfg.TTL/200) {
+			return ctx.Err()
+		}
+	}
 }
 
 // Join begins to share the partitions of a group. It returns when this replica has what is its own at present, and at
@@ -204,12 +246,12 @@ func (r *Replica) poke() {
 	}
 }
 
-func (r *Replica) trusted() bool { return time.Now().Before(r.until) }
+func (r *Replica) trusted() bool { return r.cfg.Alone || time.Now().Before(r.until) }
 
 // announce tells the others that this replica lives. What is trusted is counted from before the call.
 func (r *Replica) announce(ctx context.Context) error {
 	r.mu.Lock()
-	m := Member{ID: r.cfg.ID}
+	m := Member{ID: r.cfg.ID, Alone: r.cfg.Alone}
 	for name, g := range r.groups {
 		if !g.leaving {
 			m.Groups = append(m.Groups, name)
