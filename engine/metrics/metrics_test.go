@@ -125,7 +125,9 @@ func (c *crowd) Replicas() ([]engine.Member, []engine.Partition) {
 
 func (c *crowd) PartitionOf(engine.Key) int { return 0 }
 
-func (c *crowd) Ask(context.Context, string, []byte) ([]byte, error) { return nil, errors.New("nobody is there") }
+func (c *crowd) Ask(context.Context, string, []byte) ([]byte, error) {
+	return nil, errors.New("nobody is there")
+}
 
 func (c *crowd) Answer(context.Context, func(context.Context, []byte) []byte) error { return nil }
 
