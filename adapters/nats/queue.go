@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strconv"
@@ -45,7 +46,8 @@ type requests struct {
 	owner  *owner.Owner[engine.Key, engine.Causes]
 
 	mu        sync.Mutex
-	records   map[engine.Key]uint64 // the sequence of each key's state record
+	records   []map[uint64]uint64 // by partition and the hash of the key, the sequence of its state record
+	seed      maphash.Seed
 	consumers map[string]jetstream.Consumer
 	given     map[string]uint64 // by consumer: how far a former owner had come when it died
 	suspects  owner.Suspects[engine.Key]
@@ -56,7 +58,7 @@ var _ engine.Queue = (*requests)(nil)
 // Queue implements engine.Bus.
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
 	q := &requests{
-		bus: b, cfg: cfg, commit: b.committer(), records: make(map[engine.Key]uint64), consumers: make(map[string]jetstream.Consumer),
+		bus: b, cfg: cfg, commit: b.committer(), records: make([]map[uint64]uint64, b.cfg.Partitions), seed: maphash.MakeSeed(), consumers: make(map[string]jetstream.Consumer),
 		given:    make(map[string]uint64),
 		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: engine.CrashesPrefix + cfg.Controller + "/", Parse: engine.ParseKey},
 		prefix:   "rq." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
@@ -66,6 +68,9 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 		return nil, err
 	}
 	failures := &seldom{}
+	for p := range q.records {
+		q.records[p] = make(map[uint64]uint64)
+	}
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
 		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery, Trusted: b.replica.Trusted,
 		Partition: b.PartitionOf,
@@ -81,6 +86,13 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 	}
 	return q, ctx.Err()
 }
+
+// hash stands for a key among those of its partition. Where two have the same, which two of 2^64 seldom have, the
+// condition on the write tells.
+func (q *requests) hash(k engine.Key) uint64 { return maphash.Comparable(q.seed, k) }
+
+// recordsOf are those of a key's partition. The queue is locked.
+func (q *requests) recordsOf(k engine.Key) map[uint64]uint64 { return q.records[q.bus.PartitionOf(k)] }
 
 // open sets up the stream, unless one is there that was made for another number of partitions.
 func (q *requests) open(ctx context.Context) error {
@@ -260,7 +272,7 @@ func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
 	of := func(name string) bool { return strings.HasPrefix(name, fmt.Sprintf("p%d-", t.Partition)) }
 	q.mu.Lock()
-	maps.DeleteFunc(q.records, func(k engine.Key, _ uint64) bool { return q.bus.PartitionOf(k) == t.Partition })
+	q.records[t.Partition] = make(map[uint64]uint64)
 	maps.DeleteFunc(q.consumers, func(name string, _ jetstream.Consumer) bool {
 		return of(name)
 	})
@@ -279,7 +291,7 @@ func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine
 			})
 		}
 		q.mu.Lock()
-		q.records[s.Key] = meta.Sequence.Stream
+		q.recordsOf(s.Key)[q.hash(s.Key)] = meta.Sequence.Stream
 		q.mu.Unlock()
 		states = append(states, s)
 		return nil
@@ -303,7 +315,7 @@ func (q *requests) malformed(ctx context.Context, subject string, h natsgo.Heade
 // Save implements owner.Broker.
 func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Causes]) error {
 	q.mu.Lock()
-	seq, exists := q.records[s.Key]
+	seq, exists := q.recordsOf(s.Key)[q.hash(s.Key)]
 	q.mu.Unlock()
 	if s.Empty() {
 		if !exists {
@@ -313,7 +325,7 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 			return fmt.Errorf("remove the state record of %s: %w", s.Key, err)
 		}
 		q.mu.Lock()
-		delete(q.records, s.Key)
+		delete(q.recordsOf(s.Key), q.hash(s.Key))
 		q.mu.Unlock()
 		return nil
 	}
@@ -333,7 +345,7 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 		return fmt.Errorf("store the state record of %s: %w", s.Key, err)
 	}
 	q.mu.Lock()
-	q.records[s.Key] = stored
+	q.recordsOf(s.Key)[q.hash(s.Key)] = stored
 	q.mu.Unlock()
 	return nil
 }
@@ -346,9 +358,9 @@ func (q *requests) lookUp(ctx context.Context, key engine.Key, subject string) e
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.records, key)
+	delete(q.recordsOf(key), q.hash(key))
 	if err == nil {
-		q.records[key] = last.Sequence
+		q.recordsOf(key)[q.hash(key)] = last.Sequence
 	}
 	return nil
 }

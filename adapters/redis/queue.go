@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"maps"
+	"hash/maphash"
 	"strconv"
 	"sync"
 	"time"
@@ -41,7 +41,8 @@ type requests struct {
 	owner *owner.Owner[engine.Key, engine.Causes]
 
 	mu      sync.Mutex
-	records map[engine.Key]struct{} // the keys that have a state record
+	records []map[uint64]struct{} // by partition, hashes of the keys that have a state record
+	seed    maphash.Seed
 	lanes   map[laneID]*lane
 
 	suspects owner.Suspects[engine.Key]
@@ -70,16 +71,23 @@ func (b *Bus) PartitionOf(k engine.Key) int {
 	return int(h.Sum32() % uint32(b.cfg.Partitions)) //nolint:gosec // 1 to 64.
 }
 
+// hash stands for a key among those of its partition. Where two have the same, a record is removed in vain, or one is left
+// that changes nothing: as often as two of 2^64 meet.
+func (q *requests) hash(k engine.Key) uint64 { return maphash.Comparable(q.seed, k) }
+
 // Queue implements engine.Bus.
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
 	q := &requests{
-		bus: b, cfg: cfg, records: make(map[engine.Key]struct{}), lanes: make(map[laneID]*lane),
+		bus: b, cfg: cfg, records: make([]map[uint64]struct{}, b.cfg.Partitions), seed: maphash.MakeSeed(), lanes: make(map[laneID]*lane),
 		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: engine.CrashesPrefix + cfg.Controller + "/", Parse: engine.ParseKey},
 	}
 	if err := q.open(ctx); err != nil {
 		return nil, err
 	}
 	failures := &seldom{}
+	for p := range q.records {
+		q.records[p] = make(map[uint64]struct{})
+	}
 	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
 		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: time.Hour, Trusted: b.replica.Trusted,
 		Partition: b.PartitionOf,
@@ -203,7 +211,7 @@ func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 // Load implements owner.Broker. The claim has already shut out former owners.
 func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
 	q.mu.Lock()
-	maps.DeleteFunc(q.records, func(k engine.Key, _ struct{}) bool { return q.bus.PartitionOf(k) == t.Partition })
+	q.records[t.Partition] = make(map[uint64]struct{})
 	for c := range queue.Classes {
 		id := laneID{t.Partition, c}
 		q.lanes[id] = newLane(q, id, t.Epoch)
@@ -226,7 +234,7 @@ func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine
 			return q.malformed(ctx, key, text, err, func() error { return q.bus.conn.client.HDel(ctx, key, member).Err() })
 		}
 		q.mu.Lock()
-		q.records[s.Key] = struct{}{}
+		q.records[t.Partition][q.hash(s.Key)] = struct{}{}
 		q.mu.Unlock()
 		states = append(states, s)
 		return nil
@@ -274,8 +282,8 @@ func (q *requests) malformed(ctx context.Context, from, text string, reason erro
 // Save implements owner.Broker.
 func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Causes]) error {
 	q.mu.Lock()
-	_, exists := q.records[s.Key]
 	p := q.bus.PartitionOf(s.Key)
+	_, exists := q.records[p][q.hash(s.Key)]
 	l := q.lanes[laneID{p, queue.Live}]
 	q.mu.Unlock()
 	text := ""
@@ -302,9 +310,9 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if text == "" {
-		delete(q.records, s.Key)
+		delete(q.records[p], q.hash(s.Key))
 	} else {
-		q.records[s.Key] = struct{}{}
+		q.records[p][q.hash(s.Key)] = struct{}{}
 	}
 	return nil
 }

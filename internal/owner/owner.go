@@ -2,6 +2,7 @@ package owner
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ type Message[K comparable, V any] struct {
 	Extend func()
 
 	running bool // the run that it asked for is under way
+	acked   bool
 }
 
 // Run is a key that is to be worked on.
@@ -332,9 +334,20 @@ func (o *Owner[K, V]) store(t *term[K], s queue.State[K, held[K, V]]) bool {
 	if !o.until(t.runs, func() error { return o.broker.Save(t.runs, release(s)) }) {
 		return false
 	}
+	if len(s.LaterValue.messages) == 0 {
+		return true
+	}
 	for _, m := range s.LaterValue.messages {
 		o.ack(m)
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.queue.Amend(s.Key, func(later *held[K, V]) { // what is done with need not be kept for as long as the key waits
+		later.messages = slices.DeleteFunc(later.messages, func(m *Message[K, V]) bool { return m.acked })
+		if len(later.messages) == 0 {
+			later.messages = nil
+		}
+	})
 	return true
 }
 
@@ -356,6 +369,7 @@ func (o *Owner[K, V]) until(ctx context.Context, done func() error) bool {
 func (o *Owner[K, V]) ack(m *Message[K, V]) {
 	o.mu.Lock()
 	mine := o.inHand[m.ID] == m // and not another delivery of it, to another term
+	m.acked = true
 	if mine {
 		delete(o.inHand, m.ID)
 	}

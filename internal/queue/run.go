@@ -268,6 +268,15 @@ func (q *Queue[K, V]) Hold(key K) (State[K, V], bool) {
 	return q.state(it), true
 }
 
+// Amend changes what a key that Hold or Finish has locked carries for a later time.
+func (q *Queue[K, V]) Amend(key K, change func(later *V)) {
+	q.lock()
+	defer q.mu.Unlock()
+	if it := q.find(key); it != nil && it.d != nil {
+		change(&it.d.laterValue)
+	}
+}
+
 // Release unlocks a key that Finish or Hold has locked.
 func (q *Queue[K, V]) Release(key K) {
 	q.lock()
