@@ -37,6 +37,7 @@ type bench struct {
 	bus      string
 	sync     string
 	redis    string
+	publish  bool
 	events   int
 	workers  int
 	output   string
@@ -94,8 +95,9 @@ spans through the tracing API and a handler that does nothing, and prints what i
 	}
 	cmd.Flags().StringVar(&b.workload, "workload", "distinct", "distinct, coalesce, drain, latency, coldstart, delay, pending or pending-dep")
 	cmd.Flags().StringVar(&b.path, "path", "native", "native, or wire: the events travel as messages of a topic")
-	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory, nats (an embedded server) or redis; the latter with 64 events on their way at once and none published")
+	cmd.Flags().StringVar(&b.bus, "bus", "memory", "memory, nats (an embedded server) or redis; the latter with 64 events on their way at once")
 	cmd.Flags().StringVar(&b.sync, "sync", "interval", "when the embedded server syncs its disk: interval or always")
+	cmd.Flags().BoolVar(&b.publish, "publish", false, "publish the events too, on NATS and Redis")
 	cmd.Flags().StringVar(&b.redis, "redis", "127.0.0.1:6379", "the address of Redis")
 	cmd.Flags().StringVar(&b.tracing, "tracing", "api", "off, api, or sdk: one span in ten is recorded, and thrown away")
 	cmd.Flags().IntVar(&b.events, "events", 1_000_000, "how many events")
@@ -113,8 +115,8 @@ func (b bench) validate() error {
 		return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
 	}
 	var few error
-	if b.bus != "memory" && (b.path != "native" || !slices.Contains([]string{"distinct", "coalesce", "drain", "delay"}, b.workload)) {
-		few = errors.New("--bus nats and redis go with --path native and the workloads distinct, coalesce, drain and delay")
+	if b.bus != "memory" && (b.path != "native" || !slices.Contains([]string{"distinct", "coalesce", "drain", "delay", "coldstart"}, b.workload)) {
+		few = errors.New("--bus nats and redis go with --path native and the workloads distinct, coalesce, drain, delay and coldstart")
 	}
 	if b.events < 10 || b.workers < 1 {
 		few = errors.New("--events must be 10 at least, --workers 1")
@@ -264,13 +266,21 @@ func (r *benchRun) openBus(ctx context.Context) (engine.Bus, error) {
 	}
 }
 
+// published says whether events are.
+func (b bench) published() string {
+	if b.publish {
+		return "on"
+	}
+	return "off"
+}
+
 // openRedis uses a server that is there, under a name that nobody else has.
 func (r *benchRun) openRedis(ctx context.Context) (engine.Bus, error) {
 	conn, err := redis.Connect(ctx, redis.ConnectionConfig{Address: r.redis})
 	if err != nil {
 		return nil, err
 	}
-	bus, err := redis.NewBus(ctx, conn, redis.BusConfig{Engine: "bench-" + strconv.Itoa(os.Getpid()), Events: "off"})
+	bus, err := redis.NewBus(ctx, conn, redis.BusConfig{Engine: "bench-" + strconv.Itoa(os.Getpid()), Events: r.published()})
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +305,7 @@ func (r *benchRun) openNATS(ctx context.Context) (engine.Bus, error) {
 	if err != nil {
 		return nil, err
 	}
-	bus, err := nats.NewBus(ctx, conn, nats.BusConfig{Engine: "bench", Events: "off", SoleServer: true, GroupCommit: r.sync == "always"})
+	bus, err := nats.NewBus(ctx, conn, nats.BusConfig{Engine: "bench", Events: r.published(), SoleServer: true, GroupCommit: r.sync == "always"})
 	if err != nil {
 		return nil, err
 	}
