@@ -15,18 +15,19 @@ type benchSource struct {
 	running      chan engine.Emit
 	otherRunning chan engine.Emit
 	emit         engine.Emit
+	spread       time.Duration // of delayed requests
 }
 
-func newBenchSource() *benchSource {
-	return &benchSource{running: make(chan engine.Emit, 1), otherRunning: make(chan engine.Emit, 1)}
+func newBenchSource(spread time.Duration) *benchSource {
+	return &benchSource{running: make(chan engine.Emit, 1), otherRunning: make(chan engine.Emit, 1), spread: spread}
 }
 
 func (s *benchSource) Name() string { return "bench" }
 
-// delayOf is when a request of workload delay falls due: within one second, long after the last was made.
+// delayOf is when a request of workload delay falls due: within the spread, long after the last was made.
 func (s *benchSource) delayOf(key engine.Key) time.Duration {
 	i, _ := strconv.Atoi(key.Name)
-	return 2*time.Second + time.Duration(i%10_000)*100*time.Microsecond
+	return 2*time.Second + time.Duration(i%10_000)*s.spread/10_000
 }
 
 // Run implements engine.Source.

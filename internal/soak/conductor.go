@@ -27,6 +27,7 @@ import (
 // conductor starts everything, disturbs it, and checks.
 type conductor struct {
 	bus      string
+	former   string
 	length   time.Duration
 	seed     uint64
 	keys     int
@@ -155,6 +156,10 @@ func (c *conductor) startEngine(ctx context.Context, r *replica) (err error) {
 	url, redis := natsURL(through), ""
 	if c.bus == "redis" {
 		url, redis = natsURL(c.plain.addresses()), through[0]
+	}
+	if c.former != "" && r == c.fleet[0] { // of before there were other buses
+		r.cmd, err = process(ctx, c.former, "-role", "engine", "-url", url)
+		return err
 	}
 	r.cmd, err = process(ctx, os.Args[0], "-role", "engine", "-bus", c.bus, "-url", url, "-redis", redis)
 	return err

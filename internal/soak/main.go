@@ -23,6 +23,7 @@ func main() {
 	routes := flag.String("routes", "", "the addresses of all of the cluster")
 	redis := flag.String("redis", "", "the address of Redis, for an engine")
 	flag.StringVar(&c.bus, "bus", "nats", "nats, nats3 (a cluster of three) or redis")
+	flag.StringVar(&c.former, "former", "", "soak of another version, for the first of the engines")
 	flag.DurationVar(&c.length, "for", time.Minute, "how long to disturb")
 	flag.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "what happens when")
 	flag.IntVar(&c.keys, "keys", 2000, "how many keys")
