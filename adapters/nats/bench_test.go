@@ -39,7 +39,7 @@ func BenchmarkReplicas(b *testing.B) {
 					done <- q.Run(ctx, ctx, func() engine.Process {
 						return func(context.Context, engine.Request) engine.Outcome {
 							<-gate
-							time.Sleep(5 * time.Millisecond) //nolint:forbidigo // the work.
+							time.Sleep(5 * time.Millisecond)
 							ran.Add(1)
 							return engine.Outcome{}
 						}
@@ -53,7 +53,7 @@ func BenchmarkReplicas(b *testing.B) {
 			b.ResetTimer()
 			close(gate)
 			for ran.Load() < int64(b.N) {
-				time.Sleep(time.Millisecond) //nolint:forbidigo // polled.
+				time.Sleep(time.Millisecond)
 			}
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "reconciles/s")
 			b.StopTimer()
