@@ -19,6 +19,7 @@ import (
 	"github.com/windlass-dev/windlass/adapters/redis"
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/enginetest"
+	"github.com/windlass-dev/windlass/internal/link"
 	"github.com/windlass-dev/windlass/internal/tlsfile"
 	"github.com/windlass-dev/windlass/internal/tlsfile/tlstest"
 )
@@ -355,4 +356,117 @@ func TestReplicaThatIsToBeAloneWaitsForOneThatHasDied(t *testing.T) {
 	bus, err := redis.NewBus(t.Context(), b.conn, redis.BusConfig{Engine: "shop", Outage: "continue"})
 	require.NoError(t, err)
 	bus.Close(t.Context())
+}
+
+func TestServerRefusesAFormerOwner(t *testing.T) {
+	b := newBed(t)
+	q, err := b.bus("shop").Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c"})
+	require.NoError(t, err)
+	require.NoError(t, q.Enqueue(t.Context(), live("k")))
+	for p := range 2 {
+		keys := []string{fmt.Sprintf("windlass:{shop:c:%d}:owner", p), fmt.Sprintf("windlass:{shop:c:%d}:h", p), fmt.Sprintf("windlass:{shop:c:%d}:requests", p)}
+		epoch, err := b.client.HGet(t.Context(), keys[0], "epoch").Uint64()
+		require.NoError(t, err)
+		for script, args := range redis.OwnersScripts() {
+			use := keys
+			if len(args) == 2 {
+				use = []string{keys[0], fmt.Sprintf("windlass:{shop:c:%d}:states", p)}
+			}
+			require.NoError(t, script.Run(t.Context(), b.client, use, append([]any{epoch}, args...)...).Err())
+			err := script.Run(t.Context(), b.client, use, append([]any{epoch - 1}, args...)...).Err()
+			require.True(t, goredis.HasErrorPrefix(err, "FENCED"), "%v", err)
+		}
+	}
+}
+
+func TestAckOfAReplacedRequestLeavesTheNewOne(t *testing.T) {
+	b := newBed(t)
+	q, err := b.bus("shop").Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c"})
+	require.NoError(t, err)
+	var ack *goredis.Script
+	for script, args := range redis.OwnersScripts() {
+		if len(args) == 3 && args[2] == "k" {
+			ack = script
+		}
+	}
+	member := key("k").String()
+	require.NoError(t, q.Enqueue(t.Context(), live("k")))
+	p := 0
+	if b.client.ZCard(t.Context(), "windlass:{shop:c:1}:h").Val() == 1 {
+		p = 1
+	}
+	keys := []string{fmt.Sprintf("windlass:{shop:c:%d}:owner", p), fmt.Sprintf("windlass:{shop:c:%d}:h", p), fmt.Sprintf("windlass:{shop:c:%d}:requests", p)}
+	sequence := func() string { return fmt.Sprintf("%.0f", b.client.ZScore(t.Context(), keys[1], member).Val()) }
+	former := sequence()
+	require.NoError(t, q.Enqueue(t.Context(), live("k")))
+	require.NotEqual(t, former, sequence())
+	epoch := b.client.HGet(t.Context(), keys[0], "epoch").Val()
+	require.NoError(t, ack.Run(t.Context(), b.client, keys, epoch, "h", former, member).Err())
+	require.EqualValues(t, 1, b.client.ZCard(t.Context(), keys[1]).Val())
+	require.NoError(t, ack.Run(t.Context(), b.client, keys, epoch, "h", sequence(), member).Err())
+	require.Zero(t, b.client.Exists(t.Context(), keys[1], keys[2]).Val())
+}
+
+func TestOwnerThatWaitsIsWoken(t *testing.T) {
+	b := newBed(t)
+	var runs atomic.Int64
+	q := working(t, b.bus("shop"), engine.QueueConfig{}, counting(&runs))
+	n := int64(0)
+	// Each waits for the one before: if nobody woke the owner, for five seconds.
+	eventually(t, "thirty ran, one after the other", func() bool {
+		if runs.Load() == n && n < 30 {
+			n++
+			require.NoError(t, q.Enqueue(t.Context(), live(fmt.Sprint(n))))
+		}
+		return runs.Load() == 30
+	})
+}
+
+// linked is a bus behind a link that can be cut.
+func linked(t *testing.T, b *bed) (*redis.Connection, *redis.Bus, *link.Link) {
+	t.Helper()
+	l, err := link.New(context.WithoutCancel(t.Context()), b.address)
+	require.NoError(t, err)
+	t.Cleanup(l.Close)
+	conn, err := redis.Connect(t.Context(), redis.ConnectionConfig{Address: l.Address(), Logger: logger()})
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	bus, err := redis.NewBus(t.Context(), conn, redis.BusConfig{Engine: "shop", Partitions: 2})
+	require.NoError(t, err)
+	t.Cleanup(func() { bus.Close(context.Background()) })
+	return conn, bus, l
+}
+
+func TestRequestWhoseAckWasLostDoesNotStayForGood(t *testing.T) {
+	b := newBed(t)
+	_, bus, l := linked(t, b)
+	var cut atomic.Bool
+	q := working(t, bus, engine.QueueConfig{}, func(context.Context, engine.Request) engine.Outcome {
+		if !cut.Swap(true) {
+			l.Sever(true)
+			time.AfterFunc(time.Second, func() { l.Sever(false) })
+		}
+		return engine.Outcome{}
+	})
+	require.NoError(t, q.Enqueue(t.Context(), live("k")))
+	eventually(t, "it is removed", func() bool {
+		return cut.Load() && b.client.Exists(t.Context(), "windlass:{shop:c:0}:h", "windlass:{shop:c:1}:h").Val() == 0
+	})
+}
+
+func TestWatchEndsWhenSomethingMayHaveBeenMissed(t *testing.T) {
+	b := newBed(t)
+	conn, _, l := linked(t, b)
+	changes, err := redis.NewStore(conn, "shop").Watch(t.Context(), "")
+	require.NoError(t, err)
+	l.Sever(true)
+	l.Sever(false)
+	eventually(t, "the channel is closed", func() bool {
+		select {
+		case _, open := <-changes:
+			return !open
+		default:
+			return false
+		}
+	})
 }
