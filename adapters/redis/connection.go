@@ -210,3 +210,14 @@ func (c *Connection) Scope() string { return c.scope }
 
 // Close ends the connections.
 func (c *Connection) Close() { _ = c.client.Close() } // there is nothing left to lose
+
+// LogTo makes the client library, which has one logger for the whole process, log there, as debug: what matters of it is told by
+// the connections. It is for programs; a library had better leave it alone.
+func LogTo(log *slog.Logger) { goredis.SetLogger(clientLog{log}) }
+
+type clientLog struct{ log *slog.Logger }
+
+// Printf implements the client library's logger.
+func (c clientLog) Printf(ctx context.Context, format string, v ...any) {
+	c.log.DebugContext(ctx, "the Redis client says", "text", fmt.Sprintf(format, v...))
+}

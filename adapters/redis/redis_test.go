@@ -29,7 +29,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The pools of go-redis end their last goroutines a moment after Close.
+	redis.LogTo(logger())
 	goleak.VerifyTestMain(m)
 }
 

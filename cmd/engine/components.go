@@ -94,6 +94,7 @@ func natsBusConnection(ctx context.Context, env *app.Env, cfg natsBusConfig) (*n
 
 func redisConnection(ctx context.Context, env *app.Env, name string, cfg redis.ConnectionConfig) (app.Closer, error) {
 	cfg.Scope, cfg.Logger = name, env.Logger
+	redis.LogTo(env.Logger)
 	return redis.Connect(ctx, cfg)
 }
 

@@ -131,6 +131,7 @@ func openBus(ctx context.Context, kind, address string, conn *nats.Connection, l
 		bus, err := nats.NewBus(ctx, conn, cfg)
 		return bus, func() { bus.Close(context.WithoutCancel(ctx)) }, err
 	}
+	redis.LogTo(log)
 	far, err := redis.Connect(ctx, redis.ConnectionConfig{Address: address, Scope: "redis", Logger: log})
 	if err != nil {
 		return nil, nil, err
