@@ -57,7 +57,8 @@ func (p *publisher) Publish(topic string, messages ...*message.Message) error {
 // Close implements message.Publisher.
 func (p *publisher) Close() error { return nil }
 
-// Subscriber implements engine.Bus. Members of a group share the messages, from the group's first subscription on; in the empty
+// Subscriber implements engine.Bus. Members of a group share the messages, from the group's first subscription on, in order as long
+// as there is one of them; in the empty
 // group each subscription gets all that is published after it began. A message is delivered again after a nack, and in a
 // group when its reader has died or was not done with it after half a minute.
 func (b *Bus) Subscriber(group string) message.Subscriber {

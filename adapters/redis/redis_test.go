@@ -248,6 +248,6 @@ func TestEventsPassWatermillsOwnSuite(t *testing.T) {
 		return bus.Publisher(), s
 	}
 	tests.TestPubSub(t, tests.Features{
-		ConsumerGroups: true, GuaranteedOrder: true, Persistent: true,
+		ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true,
 	}, func(t *testing.T) (message.Publisher, message.Subscriber) { return of(t, "suite") }, of)
 }
