@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/kv"
 	"github.com/windlass-dev/windlass/engine/lease"
+	"github.com/windlass-dev/windlass/internal/ownedqueue"
 	"github.com/windlass-dev/windlass/internal/owner"
 )
 
@@ -131,28 +131,13 @@ func (b *Bus) join(ctx context.Context) error {
 			return err
 		}
 	}
-	host, _ := os.Hostname() // it is for humans; the rest makes it unique
 	ttl := memberTTL
 	if b.cfg.Replicas > 1 {
 		ttl = memberTTLCluster
 	}
-	failures := &seldom{}
-	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
-		ID: fmt.Sprintf("%s-%d-%s", host, os.Getpid(), nuid.Next()), Registry: r, TTL: ttl, Lost: engine.ErrLeaseLost,
-		Alone: b.cfg.Outage == "continue",
-		Failed: func(err error) {
-			if failures.may() {
-				b.conn.log.Warn("the replicas cannot be reached; trying again", "err", err)
-			}
-		},
-		Fenced: func(fenced bool) {
-			if fenced {
-				b.conn.log.Error("no reconcile runs: NATS did not answer for so long that another replica may take over")
-			} else {
-				b.conn.log.Info("NATS answers; reconciles run")
-			}
-		},
-	})
+	b.replica, err = ownedqueue.Join(ctx, owner.ReplicaConfig{
+		ID: ownedqueue.ReplicaID(nuid.Next()), Registry: r, TTL: ttl, Alone: b.cfg.Outage == "continue",
+	}, "NATS", b.conn.log)
 	if err != nil {
 		own.Close()
 	}
@@ -231,19 +216,8 @@ func (b *Bus) Status() error {
 }
 
 // Replicas returns the replicas of the engine and who works on what, as this one knows it.
-func (b *Bus) Replicas() (members []engine.Member, partitions []engine.Partition) {
-	view, owned := b.replica.View(), make(map[string]int)
-	for p, c := range view.Claims {
-		if p.Number >= b.cfg.Partitions {
-			continue // from before a migration
-		}
-		owned[c.Holder]++
-		partitions = append(partitions, engine.Partition{Controller: p.Group, Number: p.Number, Owner: c.Holder, Epoch: c.Epoch})
-	}
-	for id, m := range view.Members {
-		members = append(members, engine.Member{ID: id, Self: id == b.replica.ID(), Controllers: m.Groups, Partitions: owned[id]})
-	}
-	return members, partitions
+func (b *Bus) Replicas() ([]engine.Member, []engine.Partition) {
+	return ownedqueue.Replicas(b.replica, b.cfg.Partitions)
 }
 
 // PartitionOf is the number of a key's partition.

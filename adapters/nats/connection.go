@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	natsgo "github.com/nats-io/nats.go"
@@ -174,14 +173,6 @@ func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []nat
 		return nil, fmt.Errorf("connect to NATS at %s: JetStream does not answer: %w: enable it in the server and for the account", shown, err)
 	}
 	return c, nil
-}
-
-// seldom lets through what would otherwise be said by every fetch of every partition, many times a second.
-type seldom struct{ next atomic.Int64 }
-
-func (s *seldom) may() bool {
-	next, now := s.next.Load(), time.Now().UnixNano()
-	return now >= next && s.next.CompareAndSwap(next, now+int64(5*time.Second))
 }
 
 // renewSession ends what waits on the server since before a disconnection: a pull that the server has forgotten would

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/ownedqueue"
 	"github.com/windlass-dev/windlass/internal/owner"
 	"github.com/windlass-dev/windlass/internal/queue"
 )
@@ -37,20 +38,20 @@ var classTokens = [queue.Classes]string{"h", "d", "l"}
 
 // requests is the queue of one controller on JetStream.
 type requests struct {
+	*ownedqueue.Queue
+
 	bus    *Bus
 	cfg    engine.QueueConfig
 	prefix string // of the subjects of requests
 	states string // of the subjects of state records
 	stream jetstream.Stream
 	commit *committer
-	owner  *owner.Owner[engine.Key, engine.Causes]
 
 	mu        sync.Mutex
 	records   []map[uint64]uint64 // by partition and the hash of the key, the sequence of its state record
 	seed      maphash.Seed
 	consumers map[string]jetstream.Consumer
 	given     map[string]uint64 // by consumer: how far a former owner had come when it died
-	suspects  owner.Suspects[engine.Key]
 }
 
 var _ engine.Queue = (*requests)(nil)
@@ -59,32 +60,18 @@ var _ engine.Queue = (*requests)(nil)
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
 	q := &requests{
 		bus: b, cfg: cfg, commit: b.committer(), records: make([]map[uint64]uint64, b.cfg.Partitions), seed: maphash.MakeSeed(), consumers: make(map[string]jetstream.Consumer),
-		given:    make(map[string]uint64),
-		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: engine.CrashesPrefix + cfg.Controller + "/", Parse: engine.ParseKey},
-		prefix:   "rq." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
-		states:   "rqs." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
+		given:  make(map[string]uint64),
+		prefix: "rq." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
+		states: "rqs." + token(b.cfg.Engine) + "." + token(cfg.Controller) + ".",
 	}
 	if err := q.open(ctx); err != nil {
 		return nil, err
 	}
-	failures := &seldom{}
-	for p := range q.records {
-		q.records[p] = make(map[uint64]uint64)
-	}
-	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
-		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: extendEvery, Trusted: b.replica.Trusted,
-		Partition: b.PartitionOf,
-		Failed: func(err error) {
-			if failures.may() {
-				b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
-			}
-		},
+	q.Queue = ownedqueue.New(q, ownedqueue.Config{
+		QueueConfig: cfg, Partitions: b.cfg.Partitions, PartitionOf: b.PartitionOf, Replica: b.replica, Store: b.store, ExtendEvery: extendEvery,
+		Publish: q.publish, Log: b.conn.log,
 	})
-	b.replica.Leave(ctx, cfg.Controller) // a queue that was opened before and never run
-	if !cfg.Standby {
-		b.replica.Join(ctx, cfg.Controller, b.cfg.Partitions, q.owner)
-	}
-	return q, ctx.Err()
+	return q, q.Open(ctx)
 }
 
 // hash stands for a key among those of its partition. Where two have the same, which two of 2^64 seldom have, the
@@ -115,20 +102,6 @@ func (q *requests) open(ctx context.Context) error {
 	return err
 }
 
-// Enqueue implements engine.Queue. Requests of class list for keys of this replica stay in the process: the next list makes
-// them again.
-func (q *requests) Enqueue(ctx context.Context, req engine.Request) error {
-	if req.Priority == engine.PriorityList && req.Due.IsZero() && !req.Manual && q.owner.Add(req.Key, req.Causes, req.Options()) {
-		return nil
-	}
-	return q.publish(ctx, req)
-}
-
-// Hand implements owner.Broker.
-func (q *requests) Hand(ctx context.Context, key engine.Key, causes engine.Causes) error {
-	return q.publish(ctx, engine.Request{Controller: q.cfg.Controller, Key: key, Causes: causes, Priority: engine.PriorityList})
-}
-
 func (q *requests) publish(ctx context.Context, req engine.Request) error {
 	later := !req.Due.IsZero()
 	m, err := engine.EncodeRequest(req)
@@ -146,28 +119,6 @@ func (q *requests) publish(ctx context.Context, req engine.Request) error {
 	if _, err := q.commit.publish(ctx, natsMessage(subject, m), nil); err != nil {
 		return fmt.Errorf("publish: %w", err)
 	}
-	return nil
-}
-
-// Run implements engine.Queue.
-func (q *requests) Run(intake, work context.Context, newProcess func() engine.Process) error {
-	if q.cfg.Standby {
-		q.bus.replica.Join(intake, q.cfg.Controller, q.bus.cfg.Partitions, q.owner)
-	}
-	var leaving sync.WaitGroup
-	leaving.Go(func() {
-		<-intake.Done()
-		q.bus.replica.Leave(work, q.cfg.Controller)
-	})
-	q.owner.Run(intake, work, func() owner.Process[engine.Key, engine.Causes] {
-		process := newProcess()
-		return func(ctx context.Context, run *owner.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
-			req := engine.RequestOf(q.cfg.Controller, &run.Run)
-			req.Fence, req.Crashes = run.Fence, run.Crashes
-			return engine.AfterRun(&req, process(ctx, req))
-		}
-	})
-	leaving.Wait()
 	return nil
 }
 
@@ -252,21 +203,6 @@ func (q *requests) removeRecord(ctx context.Context, seq uint64) error {
 	}
 	return err
 }
-
-// Items implements engine.Queue.
-func (q *requests) Items() []engine.Item { return q.owner.Items() }
-
-// Item implements engine.Queue.
-func (q *requests) Item(key engine.Key) (engine.Item, bool) { return q.owner.Item(key) }
-
-// Pause implements engine.Queue.
-func (q *requests) Pause(key *engine.Key, p *queue.Pause) { q.owner.Pause(key, p) }
-
-// Drop implements engine.Queue.
-func (q *requests) Drop(ctx context.Context, key engine.Key) error { return q.owner.Drop(ctx, key) }
-
-// Stats implements engine.Queue.
-func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 
 // Load implements owner.Broker.
 func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
@@ -363,16 +299,6 @@ func (q *requests) lookUp(ctx context.Context, key engine.Key, subject string) e
 		q.recordsOf(key)[q.hash(key)] = last.Sequence
 	}
 	return nil
-}
-
-// Crashes implements owner.Broker.
-func (q *requests) Crashes(ctx context.Context, t owner.Term) (map[engine.Key]int, error) {
-	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return q.bus.PartitionOf(k) == t.Partition })
-}
-
-// Suspect implements owner.Broker.
-func (q *requests) Suspect(ctx context.Context, key engine.Key, crashes int) error {
-	return q.suspects.Suspect(ctx, key, crashes)
 }
 
 // Fetch implements owner.Broker.

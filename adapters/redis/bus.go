@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"sync"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/kv"
 	"github.com/windlass-dev/windlass/engine/lease"
+	"github.com/windlass-dev/windlass/internal/ownedqueue"
 	"github.com/windlass-dev/windlass/internal/owner"
 )
 
@@ -104,31 +104,16 @@ func NewBus(ctx context.Context, conn *Connection, cfg BusConfig) (*Bus, error) 
 	if err != nil {
 		return nil, fmt.Errorf("bus on Redis: %w", err)
 	}
-	host, _ := os.Hostname() // it is for humans; the rest makes it unique
-	id := fmt.Sprintf("%s-%d-%s", host, os.Getpid(), watermill.NewShortUUID())
+	id := ownedqueue.ReplicaID(watermill.NewShortUUID())
 	b := &Bus{
 		id: id, asked: make(map[string]chan []byte),
 		ctx: context.WithoutCancel(ctx), cfg: cfg, conn: conn, pipeline: pipeline, leases: newLeases(conn, cfg.Engine),
 		store: NewStore(conn, cfg.Engine), news: newNews(ctx, conn, engineKey(cfg.Engine, "news"), engineKey(cfg.Engine, "ask:"+id)),
 	}
 	b.registry = &registry{bus: b, highest: make(map[owner.Partition]uint64)}
-	failures := &seldom{}
-	b.replica, err = owner.NewReplica(ctx, owner.ReplicaConfig{
-		ID: id, Registry: b.registry, TTL: conn.ttl(), Lost: engine.ErrLeaseLost,
-		Alone: cfg.Outage == "continue",
-		Failed: func(err error) {
-			if failures.may() {
-				conn.log.Warn("the replicas cannot be reached; trying again", "err", err)
-			}
-		},
-		Fenced: func(fenced bool) {
-			if fenced {
-				conn.log.Error("no reconcile runs: Redis did not answer for so long that another replica may take over")
-			} else {
-				conn.log.Info("Redis answers; reconciles run")
-			}
-		},
-	})
+	b.replica, err = ownedqueue.Join(ctx, owner.ReplicaConfig{
+		ID: id, Registry: b.registry, TTL: conn.ttl(), Alone: cfg.Outage == "continue",
+	}, "Redis", conn.log)
 	if err != nil {
 		b.news.close()
 		return nil, fmt.Errorf("bus on Redis: %w", err)
@@ -155,16 +140,8 @@ func (b *Bus) Status() error {
 }
 
 // Replicas returns the replicas of the engine and who works on what, as this one knows it.
-func (b *Bus) Replicas() (members []engine.Member, partitions []engine.Partition) {
-	view, owned := b.replica.View(), make(map[string]int)
-	for p, c := range view.Claims {
-		owned[c.Holder]++
-		partitions = append(partitions, engine.Partition{Controller: p.Group, Number: p.Number, Owner: c.Holder, Epoch: c.Epoch})
-	}
-	for id, m := range view.Members {
-		members = append(members, engine.Member{ID: id, Self: id == b.replica.ID(), Controllers: m.Groups, Partitions: owned[id]})
-	}
-	return members, partitions
+func (b *Bus) Replicas() ([]engine.Member, []engine.Partition) {
+	return ownedqueue.Replicas(b.replica, b.cfg.Partitions)
 }
 
 // Trusted says whether this replica may work: its membership was renewed in time.
@@ -230,21 +207,4 @@ func (b *Bus) setAside(ctx context.Context, from, text string, reason error) err
 		return fmt.Errorf("set a malformed message aside: %w", understood(err))
 	}
 	return nil
-}
-
-// seldom lets through what would otherwise be said many times a second.
-type seldom struct {
-	mu   sync.Mutex
-	next time.Time
-}
-
-func (s *seldom) may() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if now.Before(s.next) {
-		return false
-	}
-	s.next = now.Add(5 * time.Second)
-	return true
 }

@@ -14,6 +14,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/ownedqueue"
 	"github.com/windlass-dev/windlass/internal/owner"
 	"github.com/windlass-dev/windlass/internal/queue"
 )
@@ -36,16 +37,15 @@ const laterMark = "\x00"
 
 // requests is the queue of one controller on Redis.
 type requests struct {
-	bus   *Bus
-	cfg   engine.QueueConfig
-	owner *owner.Owner[engine.Key, engine.Causes]
+	*ownedqueue.Queue
+
+	bus *Bus
+	cfg engine.QueueConfig
 
 	mu      sync.Mutex
 	records []map[uint64]struct{} // by partition, hashes of the keys that have a state record
 	seed    maphash.Seed
 	lanes   map[laneID]*lane
-
-	suspects owner.Suspects[engine.Key]
 }
 
 var _ engine.Queue = (*requests)(nil)
@@ -79,29 +79,15 @@ func (q *requests) hash(k engine.Key) uint64 { return maphash.Comparable(q.seed,
 func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, error) {
 	q := &requests{
 		bus: b, cfg: cfg, records: make([]map[uint64]struct{}, b.cfg.Partitions), seed: maphash.MakeSeed(), lanes: make(map[laneID]*lane),
-		suspects: owner.Suspects[engine.Key]{Store: b.store, Prefix: engine.CrashesPrefix + cfg.Controller + "/", Parse: engine.ParseKey},
 	}
 	if err := q.open(ctx); err != nil {
 		return nil, err
 	}
-	failures := &seldom{}
-	for p := range q.records {
-		q.records[p] = make(map[uint64]struct{})
-	}
-	q.owner = owner.New(q, owner.Config[engine.Key, engine.Causes]{
-		Queue: cfg.Rules(), Partitions: b.cfg.Partitions, Workers: cfg.Workers, ExtendEvery: time.Hour, Trusted: b.replica.Trusted,
-		Partition: b.PartitionOf,
-		Failed: func(err error) {
-			if failures.may() {
-				b.conn.log.Warn("the bus does not answer; trying again", "controller", cfg.Controller, "err", err)
-			}
-		},
+	q.Queue = ownedqueue.New(q, ownedqueue.Config{
+		QueueConfig: cfg, Partitions: b.cfg.Partitions, PartitionOf: b.PartitionOf, Replica: b.replica, Store: b.store, ExtendEvery: time.Hour,
+		Publish: q.publish, Log: b.conn.log,
 	})
-	b.replica.Leave(ctx, cfg.Controller) // a queue that was opened before and never run
-	if !cfg.Standby {
-		b.replica.Join(ctx, cfg.Controller, b.cfg.Partitions, q.owner)
-	}
-	return q, ctx.Err()
+	return q, q.Open(ctx)
 }
 
 // open refuses another number of partitions than the one that there is.
@@ -120,20 +106,6 @@ func (q *requests) open(ctx context.Context) error {
 		return fmt.Errorf("open the queue of controller %s: %w", q.cfg.Controller, understood(err))
 	}
 	return nil
-}
-
-// Enqueue implements engine.Queue. Requests of class list for keys of this replica stay in the process: the next list makes
-// them again.
-func (q *requests) Enqueue(ctx context.Context, req engine.Request) error {
-	if req.Priority == engine.PriorityList && req.Due.IsZero() && !req.Manual && q.owner.Add(req.Key, req.Causes, req.Options()) {
-		return nil
-	}
-	return q.publish(ctx, req)
-}
-
-// Hand implements owner.Broker.
-func (q *requests) Hand(ctx context.Context, key engine.Key, causes engine.Causes) error {
-	return q.publish(ctx, engine.Request{Controller: q.cfg.Controller, Key: key, Causes: causes, Priority: engine.PriorityList})
 }
 
 func (q *requests) publish(ctx context.Context, req engine.Request) error {
@@ -162,24 +134,7 @@ func (q *requests) publish(ctx context.Context, req engine.Request) error {
 // Run implements engine.Queue.
 func (q *requests) Run(intake, work context.Context, newProcess func() engine.Process) error {
 	defer q.bus.news.listen(q.told)()
-	if q.cfg.Standby {
-		q.bus.replica.Join(intake, q.cfg.Controller, q.bus.cfg.Partitions, q.owner)
-	}
-	var leaving sync.WaitGroup
-	leaving.Go(func() {
-		<-intake.Done()
-		q.bus.replica.Leave(work, q.cfg.Controller)
-	})
-	q.owner.Run(intake, work, func() owner.Process[engine.Key, engine.Causes] {
-		process := newProcess()
-		return func(ctx context.Context, run *owner.Run[engine.Key, engine.Causes]) queue.Outcome[engine.Causes] {
-			req := engine.RequestOf(q.cfg.Controller, &run.Run)
-			req.Fence, req.Crashes = run.Fence, run.Crashes
-			return engine.AfterRun(&req, process(ctx, req))
-		}
-	})
-	leaving.Wait()
-	return nil
+	return q.Queue.Run(intake, work, newProcess)
 }
 
 // told wakes what waits for a request.
@@ -192,21 +147,6 @@ func (q *requests) told(channel, text string) {
 		}
 	}
 }
-
-// Items implements engine.Queue.
-func (q *requests) Items() []engine.Item { return q.owner.Items() }
-
-// Item implements engine.Queue.
-func (q *requests) Item(key engine.Key) (engine.Item, bool) { return q.owner.Item(key) }
-
-// Pause implements engine.Queue.
-func (q *requests) Pause(key *engine.Key, p *queue.Pause) { q.owner.Pause(key, p) }
-
-// Drop implements engine.Queue.
-func (q *requests) Drop(ctx context.Context, key engine.Key) error { return q.owner.Drop(ctx, key) }
-
-// Stats implements engine.Queue.
-func (q *requests) Stats() queue.Stats { return q.owner.Stats() }
 
 // Load implements owner.Broker. The claim has already shut out former owners.
 func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine.Key, engine.Causes], error) {
@@ -257,16 +197,6 @@ func (q *requests) noteGiven(ctx context.Context, partition int) error {
 		q.mu.Unlock()
 	}
 	return nil
-}
-
-// Crashes implements owner.Broker.
-func (q *requests) Crashes(ctx context.Context, t owner.Term) (map[engine.Key]int, error) {
-	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return q.bus.PartitionOf(k) == t.Partition })
-}
-
-// Suspect implements owner.Broker.
-func (q *requests) Suspect(ctx context.Context, key engine.Key, crashes int) error {
-	return q.suspects.Suspect(ctx, key, crashes)
 }
 
 func (q *requests) malformed(ctx context.Context, from, text string, reason error, remove func() error) error {

@@ -36,6 +36,7 @@ var layers = []struct {
 	{"engine/lease", nil},
 	{"internal/queue", nil},
 	{"internal/owner", []string{"internal/queue", "engine/kv"}},
+	{"internal/ownedqueue", []string{"engine", "engine/kv", "internal/owner", "internal/queue"}},
 	{"internal/tlsfile", nil}, // and tlstest
 	{"internal/link", nil},
 	{"engine/expr", nil},
@@ -51,7 +52,7 @@ var layers = []struct {
 	{"sources/", []string{"engine"}},
 	{"sinks/memory", []string{"engine", "sources/memory"}},
 	{"sinks/", []string{"engine"}},
-	{"adapters/", []string{"engine", "engine/kv", "engine/lease", "internal/queue", "internal/owner", "internal/tlsfile"}},
+	{"adapters/", []string{"engine", "engine/kv", "engine/lease", "internal/queue", "internal/owner", "internal/ownedqueue", "internal/tlsfile"}},
 	{"tracing/otlp", nil},
 	{"tracing", []string{"engine"}},
 	{"cmd/", []string{"engine", "engine/admin", "engine/app", "engine/metrics", "engine/sync", "adapters/nats", "adapters/redis", "sources/topic", "tracing", "tracing/otlp"}},
