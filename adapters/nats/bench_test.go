@@ -2,7 +2,9 @@ package nats_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -70,4 +72,64 @@ func orders(b *testing.B, conn *nats.Connection) *nats.Bucket {
 	bucket, err := nats.NewBucket(b.Context(), conn, nats.BucketConfig{Bucket: "orders", Create: true})
 	require.NoError(b, err)
 	return bucket
+}
+
+// BenchmarkAsk asks one of two replicas about a key that the other works on, and about all of its thousand parked keys.
+func BenchmarkAsk(b *testing.B) {
+	server, err := nats.StartServer(nats.ServerConfig{DataDir: b.TempDir(), Sync: "interval"})
+	require.NoError(b, err)
+	defer server.Shutdown()
+	ctx, cancel := context.WithCancel(b.Context())
+	var engines []*engine.Engine
+	var keys *nats.Bucket
+	done := make(chan error, 2)
+	for range 2 {
+		conn, err := server.Connect(b.Context(), "")
+		require.NoError(b, err)
+		defer conn.Close()
+		bus, err := nats.NewBus(b.Context(), conn, nats.BusConfig{Engine: "bench"})
+		require.NoError(b, err)
+		defer bus.Close(b.Context())
+		keys = orders(b, conn)
+		e, err := engine.New(engine.Config{Name: "bench", Bus: bus, Controllers: []engine.Controller{engine.NewController("c").For(keys).WithHandler(
+			func(context.Context, engine.Runtime, engine.Request) (engine.Result, error) {
+				return engine.Result{}, engine.Terminal(errors.New("parked"))
+			})}})
+		require.NoError(b, err)
+		engines = append(engines, e)
+		go func() { done <- e.Run(ctx) }()
+	}
+	const n = 1000
+	for i := range n {
+		require.Eventually(b, func() bool { return engines[0].Enqueue(b.Context(), "c", keys.Key(fmt.Sprint(i)), 0) == nil }, time.Minute, time.Millisecond)
+	}
+	far := "" // one that is the other's
+	require.Eventually(b, func() bool {
+		_, total, err := engines[0].ItemsAnywhere(b.Context(), "c", n)
+		here, _ := engines[0].Items("c")
+		for i := range n {
+			if !slices.ContainsFunc(here, func(it engine.Item) bool { return it.Key == keys.Key(fmt.Sprint(i)) }) {
+				far = fmt.Sprint(i)
+			}
+		}
+		return err == nil && total == n && far != ""
+	}, time.Minute, 100*time.Millisecond)
+	b.Run("one", func(b *testing.B) {
+		for b.Loop() {
+			x, err := engines[0].ExplainAnywhere(b.Context(), "c", keys.Key(far))
+			require.NoError(b, err)
+			require.Equal(b, "parked", x.State)
+		}
+	})
+	b.Run("thousand", func(b *testing.B) {
+		for b.Loop() {
+			_, total, err := engines[0].ItemsAnywhere(b.Context(), "c", n)
+			require.NoError(b, err)
+			require.Equal(b, n, total)
+		}
+	})
+	cancel()
+	for range 2 {
+		require.NoError(b, <-done)
+	}
 }
