@@ -13,10 +13,13 @@ import (
 
 // Subscriber implements engine.Bus. Members of a group share a durable consumer, which begins with what is published
 // after its creation; in the empty group each subscription has a consumer of its own. A message is delivered again
-// after a nack, and when it was not acked for half a minute.
+// after a nack, and when its reader has died.
 func (b *Bus) Subscriber(group string) message.Subscriber {
 	return &subscriber{bus: b, group: group, done: make(chan struct{})}
 }
+
+// eventAckWait is how long a reader that says nothing is believed to be alive. One that works on a message says so.
+const eventAckWait = 5 * time.Second
 
 type subscriber struct {
 	bus   *Bus
@@ -40,7 +43,7 @@ func (s *subscriber) SubscribeInitialize(topic string) error {
 func (s *subscriber) consumer(ctx context.Context, topic string) (jetstream.Consumer, error) {
 	cfg := jetstream.ConsumerConfig{
 		FilterSubject: s.bus.eventSubjects(topic) + ".>", DeliverPolicy: jetstream.DeliverNewPolicy, AckPolicy: jetstream.AckExplicitPolicy,
-		AckWait: 30 * time.Second, MaxDeliver: -1, MaxAckPending: 1, InactiveThreshold: 5 * time.Minute,
+		AckWait: eventAckWait, MaxDeliver: -1, MaxAckPending: 1, InactiveThreshold: 5 * time.Minute,
 	}
 	if s.group != "" {
 		cfg.Durable, cfg.InactiveThreshold = token(s.group)+"-"+token(topic), 0
@@ -121,18 +124,21 @@ func (s *subscriber) deliver(ctx context.Context, m jetstream.Msg, out chan<- *m
 	mctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.SetContext(mctx)
-	select {
-	case out <- w:
-	case <-ctx.Done():
-		return nil
-	}
-	select {
-	case <-w.Acked():
-		return m.Ack()
-	case <-w.Nacked():
-		return m.Nak()
-	case <-ctx.Done():
-		return nil
+	beat := time.NewTicker(eventAckWait / 3)
+	defer beat.Stop()
+	for to := out; ; {
+		select {
+		case to <- w:
+			to = nil
+		case <-w.Acked():
+			return m.Ack()
+		case <-w.Nacked():
+			return m.Nak()
+		case <-beat.C:
+			_ = m.InProgress() // a lost one leads to another delivery
+		case <-ctx.Done():
+			return m.Nak() // to another reader, at once
+		}
 	}
 }
 
