@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/lanes"
 )
 
 // KindKV is the kind of the keys of buckets. The bucket is the namespace, the connection the scope.
@@ -209,13 +210,13 @@ func (b *Bucket) watch(ctx context.Context, emit engine.Emit) error {
 	defer c.close(ctx)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	l := newLanes(func(e engine.Event) error { return b.follow(ctx, emit, e) }, stop)
-	defer l.close()
+	l := lanes.New(func(e engine.Event) error { return b.follow(ctx, emit, e) }, stop)
+	defer l.Close()
 	if err := b.list(ctx, c, emit, l); err != nil {
-		return cmp.Or(l.failure(), err)
+		return cmp.Or(l.Failure(), err)
 	}
 	for ctx.Err() == nil {
-		err := c.fetch(ctx, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error { return l.add(b.event(m, meta)) })
+		err := c.fetch(ctx, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error { return l.Add(b.event(m, meta)) })
 		if err != nil {
 			return err
 		}
@@ -223,7 +224,7 @@ func (b *Bucket) watch(ctx context.Context, emit engine.Emit) error {
 			return err
 		}
 	}
-	return l.flush()
+	return l.Flush()
 }
 
 // forgetRevisionsOfAnother keeps a bucket that was removed and made again from passing for the old one: its revisions
@@ -241,7 +242,7 @@ func (b *Bucket) forgetRevisionsOfAnother(created time.Time) {
 
 // list emits what is there. In a first list that is everything, as a resync; in a later one, what no event has told, and
 // that is no list to whoever counts what a list lacks.
-func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit, l *lanes) error {
+func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit, l *lanes.Lanes) error {
 	gone := make(map[string]struct{})
 	b.mu.Lock()
 	first := !b.listed
@@ -273,18 +274,18 @@ func (b *Bucket) list(ctx context.Context, c *cursor, emit engine.Emit, l *lanes
 			} else {
 				e.Repaired = true
 			}
-			return l.add(e)
+			return l.Add(e)
 		})
 		if err != nil {
 			return err
 		}
 	}
 	for name := range gone {
-		if err := l.add(engine.Event{Operation: engine.Purge, Key: b.Key(name), Old: meta, Repaired: true}); err != nil {
+		if err := l.Add(engine.Event{Operation: engine.Purge, Key: b.Key(name), Old: meta, Repaired: true}); err != nil {
 			return err
 		}
 	}
-	if err := l.flush(); err != nil {
+	if err := l.Flush(); err != nil {
 		return err
 	}
 	if first {

@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/nearest"
 )
 
 // Components are the systems that a program knows, by the name that selects them in a config.
@@ -110,7 +111,7 @@ func plan[T any](d *decoder, what string, c Component, factories map[string]Fact
 			slices.Sort(names)
 			d.fail(c.line, c.path, "the %s has no type; one of the keys %v is needed", what, names)
 		} else {
-			d.fail(c.line, c.path, "unknown type of %s %q%s", what, c.Type, suggest(c.Type, names))
+			d.fail(c.line, c.path, "unknown type of %s %q%s", what, c.Type, nearest.Hint(c.Type, names))
 		}
 		return planned[T]{}, false
 	}

@@ -7,6 +7,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/nearest"
 )
 
 // APIVersion and Kind head every config file.
@@ -95,7 +96,7 @@ var (
 
 func (m *MapConfig) decodeSection(d *decoder, n *yaml.Node, path string) {
 	unknown := func(n *yaml.Node, word string) {
-		d.fail(n, path, "unknown mapper %q%s", word, suggest(word, append(slices.Clone(mapperWords), mapperKeys...)))
+		d.fail(n, path, "unknown mapper %q%s", word, nearest.Hint(word, append(slices.Clone(mapperWords), mapperKeys...)))
 	}
 	if n.Kind == yaml.ScalarNode {
 		switch m.Type = n.Value; {

@@ -6,12 +6,13 @@ import (
 	"maps"
 	"reflect"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/windlass-dev/windlass/internal/nearest"
 )
 
 // Problem is one thing that is wrong with a configuration, and where.
@@ -180,7 +181,7 @@ func (d *decoder) decodeStruct(n *yaml.Node, v reflect.Value, path string) {
 			for name := range known {
 				names = append(names, name)
 			}
-			d.fail(key, path, "unknown key %q%s", key.Value, suggest(key.Value, names))
+			d.fail(key, path, "unknown key %q%s", key.Value, nearest.Hint(key.Value, names))
 			return
 		}
 		d.decode(value, field, at(path, key.Value))
@@ -222,56 +223,6 @@ func fieldsOf(v reflect.Value) map[string]reflect.Value {
 		}
 	}
 	return out
-}
-
-// suggest names the nearest of the known words, and all of them if none is near.
-func suggest(word string, known []string) string {
-	slices.Sort(known)
-	best, distance := "", len(word)/2+1
-	for _, k := range known {
-		if common(word, k) >= max(3, len(word)-1) {
-			return fmt.Sprintf("; did you mean %q?", k)
-		}
-		if d := levenshtein(word, k); d < distance {
-			best, distance = k, d
-		}
-	}
-	switch {
-	case best != "":
-		return fmt.Sprintf("; did you mean %q?", best)
-	case len(known) == 0:
-		return ""
-	default:
-		return "; known: " + strings.Join(known, ", ")
-	}
-}
-
-// common is how many bytes a and b begin with in common.
-func common(a, b string) int {
-	n := 0
-	for n < len(a) && n < len(b) && a[n] == b[n] {
-		n++
-	}
-	return n
-}
-
-func levenshtein(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-		}
-	}
-	return row[len(b)]
 }
 
 // invalid reports the errors of a Validate method under the fields that they begin with.

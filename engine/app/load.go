@@ -17,6 +17,7 @@ import (
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/admin"
 	"github.com/windlass-dev/windlass/engine/expr"
+	"github.com/windlass-dev/windlass/internal/nearest"
 )
 
 // Plan is a configuration that was found to be in order, ready to run.
@@ -221,7 +222,7 @@ func (p *Plan) needConnection(d *decoder, c Component, connection string) {
 	if !slices.Contains(names, connection) {
 		d.file = c.file
 		n, _ := find(c.node, "connection")
-		d.fail(n, at(c.path, "connection"), "there is no connection %q%s", connection, suggest(connection, names))
+		d.fail(n, at(c.path, "connection"), "there is no connection %q%s", connection, nearest.Hint(connection, names))
 	}
 }
 
@@ -271,7 +272,7 @@ func (p *Plan) checkControllers(d *decoder, components Components) {
 		c := &p.Config.Controllers[i]
 		refer := func(field, what, name string, among []string) {
 			if !slices.Contains(among, name) {
-				c.fail(d, field, "there is no %s %q%s", what, name, suggest(name, slices.Clone(among)))
+				c.fail(d, field, "there is no %s %q%s", what, name, nearest.Hint(name, slices.Clone(among)))
 			}
 		}
 		if names[c.Name] {
