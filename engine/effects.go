@@ -121,7 +121,11 @@ func (a *application) marked(ctx context.Context, have Object, exists bool) erro
 		a.me, a.effect.Object = owner{}, have
 		fallthrough
 	default:
-		if have.Owner == a.me.Key && same(have, a.effect.Object) {
+		unchanged := same
+		if s, ok := a.sink.(interface{ Same(have, want Object) bool }); ok {
+			unchanged = s.Same
+		}
+		if have.Owner == a.me.Key && unchanged(have, a.effect.Object) {
 			return nil
 		}
 		w := a.write()

@@ -78,7 +78,8 @@ type Emit func(ctx context.Context, e Event) error
 // again after a while. A source is run by one goroutine at a time.
 //
 // A source whose objects can be read is also a [Reader], one whose system can be written also a [Sink]. One whose events
-// come from a topic has a method Published() bool that says so: the engine does not publish them again.
+// come from a topic has a method Published() bool that says so: the engine does not publish them again. One that waits for
+// something while it runs has a method Status() error that says for what: the engine is not ready until it is nil.
 type Source interface {
 	// Name identifies the source within an engine.
 	Name() string

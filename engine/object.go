@@ -16,20 +16,27 @@ type Object struct {
 	Value any
 }
 
-// As returns the value of o as a T: as it is if it is one, else decoded from JSON. An error wraps ErrInvalid: it does
-// not become right by trying again.
+// As returns the value of o as a T: as it is if it is one, else decoded from JSON, to which a value that is not text is
+// encoded first. An error wraps ErrInvalid: it does not become right by trying again.
 func As[T any](o Object) (T, error) {
 	var t T
 	switch v := o.Value.(type) {
 	case T:
 		return v, nil
-	case []byte:
-		if err := json.Unmarshal(v, &t); err != nil {
+	case nil:
+		return t, fmt.Errorf("%w: %s has no value", ErrInvalid, o.Key)
+	default:
+		text, ok := o.Value.([]byte)
+		if !ok {
+			var err error
+			if text, err = json.Marshal(v); err != nil {
+				return t, fmt.Errorf("%w: %s holds a %T, not a %T: %w", ErrInvalid, o.Key, o.Value, t, err)
+			}
+		}
+		if err := json.Unmarshal(text, &t); err != nil {
 			return t, fmt.Errorf("%w: %s is not a JSON %T: %w", ErrInvalid, o.Key, t, err)
 		}
 		return t, nil
-	default:
-		return t, fmt.Errorf("%w: %s holds a %T, not a %T", ErrInvalid, o.Key, o.Value, t)
 	}
 }
 
@@ -47,7 +54,8 @@ type Reader interface {
 // accepted the write.
 //
 // A sink whose objects carry owner marks implements KeepsOwner() bool and returns true; for the others the engine
-// keeps the owners itself.
+// keeps the owners itself. Such a sink may have a method Owned(ctx, owner) ([]Key, error), where its List is slow, and
+// Same(have, want Object) bool, where an object holds more than what was applied.
 type Sink interface {
 	// Name identifies the sink within an engine; a sink that can be watched is a source of the same name.
 	Name() string

@@ -166,6 +166,14 @@ func (rt Runtime) Owned(ctx context.Context, sink string) ([]Key, error) {
 		return nil, Terminal(fmt.Errorf("%w: controller %s has no sink %q", ErrInvalid, s.c.name, sink))
 	}
 	var keys []Key
+	if o, ok := to.(interface {
+		Owned(ctx context.Context, owner Key) ([]Key, error)
+	}); ok {
+		if keys, err = o.Owned(ctx, s.req.Key); err != nil {
+			return nil, fmt.Errorf("list what %s owns in %s: %w", s.req.Key, sink, err)
+		}
+		return keys, nil
+	}
 	if r, ok := to.(Reader); ok && keepsOwner(to) {
 		objects, err := r.List(ctx)
 		if err != nil {

@@ -41,6 +41,9 @@ func (e *Engine) Sources() []SourceStatus {
 		default:
 		}
 		s.Err = r.lastFailure()
+		if x, ok := r.source.(interface{ Status() error }); ok && s.Err == nil {
+			s.Err = x.Status()
+		}
 		out = append(out, s)
 	}
 	return out
