@@ -129,7 +129,7 @@ func (a *application) marked(ctx context.Context, have Object, exists bool) erro
 			return nil
 		}
 		w := a.write()
-		w.Revision = have.Revision
+		w.Revision, w.Release = have.Revision, a.effect.Verb == ReleaseObject
 		_, err := a.apply(ctx, w)
 		return err
 	}

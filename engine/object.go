@@ -75,6 +75,8 @@ type Write struct {
 	Revision string
 	// Intent is a mark that the object shall carry where it can, so that a write whose answer was lost is recognised.
 	Intent string
+	// Release asks a sink whose objects carry owner marks to remove the mark. The object is otherwise as it was read.
+	Release bool
 	// Traceparent is the trace context of the reconcile that writes.
 	Traceparent string
 	// Fence grows with every change of the reconciled key's owner; a system that can check it refuses smaller ones.

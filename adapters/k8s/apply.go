@@ -76,7 +76,7 @@ func (r *Resource) Apply(ctx context.Context, o engine.Object, w engine.Write) (
 	if err != nil {
 		return "", err
 	}
-	if o.Owner.IsZero() && w.Revision != "" {
+	if w.Release {
 		return r.release(ctx, at, o.Key.Name, w.Revision)
 	}
 	body, err := treeFrom(o)

@@ -129,17 +129,17 @@ func (x *index) remove(n name, revision string) {
 }
 
 // tell returns what must be told of an object, false if that was told.
-func (x *index) tell(n name) (e engine.Event, revision string, ok bool) {
+func (x *index) tell(n name) (engine.Event, bool) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	now, ok := x.entries[n]
 	switch {
 	case !ok || !now.gone && now.told == now.revision:
-		return e, "", false
+		return engine.Event{}, false
 	case now.gone:
-		return engine.Event{Operation: engine.Delete, Old: now.meta, Incarnation: now.incarnation, Revision: now.revision}, now.revision, true
+		return engine.Event{Operation: engine.Delete, Old: now.meta, Incarnation: now.incarnation, Revision: now.revision}, true
 	default:
-		return engine.Event{Operation: engine.Put, Old: now.toldMeta, New: now.meta, Incarnation: now.incarnation, Revision: now.revision}, now.revision, true
+		return engine.Event{Operation: engine.Put, Old: now.toldMeta, New: now.meta, Incarnation: now.incarnation, Revision: now.revision}, true
 	}
 }
 

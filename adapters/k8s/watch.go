@@ -89,7 +89,7 @@ func (f *follower) run(ctx context.Context, m *meta.RESTMapping) error {
 	f.ctx = ctx
 	logger := logr.FromSlogHandler(f.r.conn.log.Handler())
 	ctx = klog.NewContext(ctx, logger)
-	f.lanes = lanes.New(f.tell, func() { f.stop(errors.New("an event was not accepted")) })
+	f.lanes = lanes.New(f.tell, func() {})
 	defer f.lanes.Close()
 	if err := f.emit(ctx, engine.Event{Operation: engine.ListStarted}); err != nil {
 		return err
@@ -176,30 +176,50 @@ func (f *follower) note(ctx context.Context, err error) error {
 	return err
 }
 
-// tell emits what is to be told of a key. In a lane's event only the key, Resync and Repaired count.
+// The waits before an event that was not accepted is emitted again, in the state that its object has by then.
+const (
+	firstRefusal   = 50 * time.Millisecond
+	longestRefusal = 5 * time.Second
+)
+
+// tell emits what is to be told of a key until it is accepted; only the keys of this lane wait. Of a lane's event, only the key,
+// Resync and Repaired count.
 func (f *follower) tell(lane engine.Event) error {
+	for wait := firstRefusal; ; wait = min(2*wait, longestRefusal) {
+		e, ok := f.untold(lane)
+		if !ok {
+			return nil
+		}
+		err := f.emit(f.ctx, e)
+		if err == nil {
+			f.r.index.wasTold(nameOf(lane.Key), e.Revision, e.New)
+			return nil
+		}
+		f.r.conn.log.InfoContext(f.ctx, "an event was not accepted; it is emitted again", "source", f.r.cfg.Name, "key", lane.Key.String(), "err", err, "after", wait)
+		select {
+		case <-time.After(wait):
+		case <-f.ctx.Done():
+			return context.Cause(f.ctx)
+		}
+	}
+}
+
+// untold is what is to be told of a key now, false if nothing is.
+func (f *follower) untold(lane engine.Event) (engine.Event, bool) {
 	n := nameOf(lane.Key)
-	e, revision, ok := f.r.index.tell(n)
+	e, ok := f.r.index.tell(n)
 	if lane.Operation == engine.Resync && e.Operation != engine.Delete {
 		now, there := f.r.index.get(n)
 		if !there {
-			return nil // its deletion is on the way
+			return e, false // it was told to be gone
 		}
-		e = engine.Event{Operation: engine.Resync, Old: now.meta, New: now.meta, Incarnation: now.incarnation, Revision: now.revision}
-		revision, ok = now.revision, true
-	}
-	if !ok {
-		return nil
+		e, ok = engine.Event{Operation: engine.Resync, Old: now.meta, New: now.meta, Incarnation: now.incarnation, Revision: now.revision}, true
 	}
 	e.Key, e.Repaired = lane.Key, lane.Repaired
 	if e.New != nil {
 		e.Traceparent = e.New.Annotations[TraceparentAnnotation]
 	}
-	if err := f.emit(f.ctx, e); err != nil {
-		return err
-	}
-	f.r.index.wasTold(n, revision, e.New)
-	return nil
+	return e, ok
 }
 
 // see enters an object and tells of it.
