@@ -37,7 +37,8 @@ func explained(err error) error {
 		return fmt.Errorf("the API server does not know these credentials: renew the token or certificate: %w", err)
 	case apierrors.IsForbidden(err):
 		return forbidden(s, err)
-	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err),
+		strings.Contains(s.Message, "failed to create typed patch object"): // what is not of the schema is an internal error to apply
 		return fmt.Errorf("%w: %w%s", engine.ErrInvalid, err, causes(s))
 	case apierrors.IsRequestEntityTooLargeError(err):
 		return fmt.Errorf("%w: larger than the API server takes (about 1.5 MiB): keep less in one object: %w", engine.ErrInvalid, err)

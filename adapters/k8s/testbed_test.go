@@ -7,9 +7,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,6 +58,19 @@ type cluster struct {
 	conn      *k8s.Connection
 	kube      kubernetes.Interface
 	log       *logged
+	patches   atomic.Int64 // that conn has sent
+}
+
+type counter struct {
+	next    http.RoundTripper
+	patches *atomic.Int64
+}
+
+func (c *counter) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodPatch {
+		c.patches.Add(1)
+	}
+	return c.next.RoundTrip(r)
 }
 
 // logged is what the adapter has logged.
@@ -87,8 +102,10 @@ func newClusterAt(t *testing.T, kubeconfig string) *cluster {
 			t.Log(c.log)
 		}
 	})
-	var err error
-	c.conn, err = k8s.Connect(t.Context(), k8s.ConnectionConfig{Kubeconfig: kubeconfig, QPS: -1, Logger: logger})
+	counted, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	require.NoError(t, err)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return &counter{next, &c.patches} })
+	c.conn, err = k8s.ConnectConfig(t.Context(), counted, k8s.ConnectionConfig{QPS: -1, Logger: logger})
 	require.NoError(t, err)
 	t.Cleanup(c.conn.Close)
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
