@@ -30,9 +30,9 @@ test: ## Run all tests (under 5 minutes)
 	@test -n "$(RACE)" || echo "no C compiler found: testing without -race"
 	go test $(RACE) -timeout 5m ./...
 
-e2e: build ## Run the demo and the example configs as a user would
+e2e: build ## Run the demo, the examples and the tests on real servers, which are built the first time (minutes)
 	bin/engine demo --for 20s -o json
-	go test $(RACE) -count=1 -timeout 5m ./internal/integration/...
+	go run ./internal/testbed/with -- go test $(RACE) -tags e2e -count=1 -timeout 10m ./internal/integration/... ./adapters/k8s/...
 
 simulate: ## Live 10,000 random lives with crashes and faults (SIMULATIONS, SEED)
 	go test -count=1 -timeout 20m -run '^TestSimulation$$' ./engine -args -simulations $(SIMULATIONS) -seed $(SEED)

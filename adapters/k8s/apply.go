@@ -33,14 +33,20 @@ const (
 	ModeMerge = "merge"
 )
 
+const (
+	conflictsForce = "force"
+	conflictsFail  = "fail"
+)
+
 // WriteConfig says how objects are written.
 type WriteConfig struct {
 	// Mode is apply (the default), create, update or merge.
 	Mode string `yaml:"mode"`
 	// FieldManager is the name under which fields are applied. Default: "windlass".
 	FieldManager string `yaml:"fieldManager"`
-	// Force takes fields from other managers. Without it their conflict is an error, and is retried with backoff.
-	Force bool `yaml:"force"`
+	// Conflicts says what becomes of a wanted field that another manager has applied: force (the default) takes it, so that what
+	// was changed by hand is put right, as Kubernetes recommends to controllers; fail is an error, which is retried with backoff.
+	Conflicts string `yaml:"conflicts"`
 	// Propagation is what becomes of what a deleted object owns: Background, Foreground or Orphan. Default: the server's.
 	Propagation string `yaml:"propagation"`
 	// DryRun has the server check every write and carry out none.
@@ -55,6 +61,7 @@ func (c WriteConfig) validate() error {
 		}
 	}
 	oneOf("mode", c.Mode, ModeApply, ModeCreate, ModeUpdate, ModeMerge)
+	oneOf("conflicts", c.Conflicts, conflictsForce, conflictsFail)
 	oneOf("propagation", c.Propagation, string(metav1.DeletePropagationBackground), string(metav1.DeletePropagationForeground), string(metav1.DeletePropagationOrphan))
 	return errors.Join(errs...)
 }
@@ -169,7 +176,8 @@ func (r *Resource) release(ctx context.Context, at dynamic.ResourceInterface, na
 func (r *Resource) patched(ctx context.Context, at dynamic.ResourceInterface, name string, t types.PatchType, body map[string]any) (string, error) {
 	opts := metav1.PatchOptions{FieldManager: r.cfg.FieldManager, DryRun: r.cfg.dryRuns()}
 	if t == types.ApplyPatchType {
-		opts.Force = &r.cfg.Force
+		force := r.cfg.Conflicts != conflictsFail
+		opts.Force = &force
 	}
 	return r.written(at.Patch(ctx, name, t, mustJSON(body), opts))
 }

@@ -82,7 +82,7 @@ func fieldManagers(s metav1.Status) string {
 	}
 	for _, c := range s.Details.Causes {
 		if c.Type == metav1.CauseTypeFieldManagerConflict {
-			return ": leave the field to its manager, or take it with force: true"
+			return ": leave the field to its manager, or take it with conflicts: force"
 		}
 	}
 	return ""

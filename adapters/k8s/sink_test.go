@@ -208,17 +208,17 @@ func TestFieldsThatAreNoLongerWantedGoAndThoseOfOthersStay(t *testing.T) {
 	require.Equal(t, map[string]string{"a": "2", "theirs": "1"}, cm.Data)
 }
 
-func TestAFieldOfAnotherManagerIsAConflictUnlessForced(t *testing.T) {
+func TestAFieldOfAnotherManagerIsAConflictOrTaken(t *testing.T) {
 	c := newCluster(t)
-	theirs, ours := c.configMaps(k8s.ResourceConfig{WriteConfig: k8s.WriteConfig{FieldManager: "theirs"}}), c.configMaps(k8s.ResourceConfig{})
-	forced := c.configMaps(k8s.ResourceConfig{WriteConfig: k8s.WriteConfig{Force: true}})
+	theirs, ours := c.configMaps(k8s.ResourceConfig{WriteConfig: k8s.WriteConfig{FieldManager: "theirs"}}), c.configMaps(k8s.ResourceConfig{WriteConfig: k8s.WriteConfig{Conflicts: "fail"}})
+	forced := c.configMaps(k8s.ResourceConfig{})
 	revision, err := theirs.Apply(t.Context(), engine.Object{Key: ours.Key("a"), Value: []byte(`{"data":{"a":"1"}}`)}, engine.Write{Absent: true})
 	require.NoError(t, err)
 	want := engine.Object{Key: ours.Key("a"), Value: []byte(`{"data":{"a":"2"}}`)}
 	_, err = ours.Apply(t.Context(), want, engine.Write{Revision: revision})
 	require.ErrorIs(t, err, engine.ErrConflict)
 	require.ErrorContains(t, err, `with "theirs"`)
-	require.ErrorContains(t, err, "force: true")
+	require.ErrorContains(t, err, "conflicts: force")
 	_, err = forced.Apply(t.Context(), want, engine.Write{Revision: revision})
 	require.NoError(t, err)
 }

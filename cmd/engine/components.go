@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 
+	"github.com/windlass-dev/windlass/adapters/k8s"
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/adapters/redis"
 	"github.com/windlass-dev/windlass/engine"
@@ -14,12 +17,14 @@ import (
 // components are the systems that this program knows. Adding one is adding a line here.
 func components() app.Components {
 	return app.Components{
-		Connections: map[string]app.Factory[app.Closer]{"nats": app.New(natsConnection), "redis": app.New(redisConnection)},
-		Buses:       map[string]app.Factory[engine.Bus]{"nats": app.New(natsBus), "redis": app.New(redisBus), "memory": app.New(memoryBus)},
-		Sources:     map[string]app.Factory[engine.Source]{"nats": app.New(natsSource)},
-		Sinks:       map[string]app.Factory[engine.Sink]{"nats": app.New(natsSink)},
-		Handlers:    map[string]app.Factory[engine.Handler]{"sync": app.New(syncHandler)},
-		DefaultBus:  "nats",
+		Connections: map[string]app.Factory[app.Closer]{
+			"kubernetes": app.New(kubernetesConnection), "nats": app.New(natsConnection), "redis": app.New(redisConnection),
+		},
+		Buses:      map[string]app.Factory[engine.Bus]{"nats": app.New(natsBus), "redis": app.New(redisBus), "memory": app.New(memoryBus)},
+		Sources:    map[string]app.Factory[engine.Source]{"kubernetes": app.New(kubernetesSource), "nats": app.New(natsSource)},
+		Sinks:      map[string]app.Factory[engine.Sink]{"kubernetes": app.New(kubernetesSink), "nats": app.New(natsSink)},
+		Handlers:   map[string]app.Factory[engine.Handler]{"sync": app.New(syncHandler)},
+		DefaultBus: "nats",
 	}
 }
 
@@ -147,6 +152,38 @@ func natsBucket(ctx context.Context, env *app.Env, name string, cfg natsBucketCo
 	return nats.NewBucket(ctx, conn, cfg.BucketConfig)
 }
 
+func kubernetesConnection(ctx context.Context, env *app.Env, name string, cfg k8s.ConnectionConfig) (app.Closer, error) {
+	cfg.Scope, cfg.Logger, cfg.UserAgent = name, env.Logger, "windlass/"+version
+	k8s.LogTo(env.Logger)
+	return k8s.Connect(ctx, cfg)
+}
+
+// kubernetesConfig is a kind of objects on a connection.
+type kubernetesConfig struct {
+	Connection         string `yaml:"connection"`
+	k8s.ResourceConfig `yaml:",inline"`
+}
+
+// ConnectionName is the connection that must exist.
+func (c kubernetesConfig) ConnectionName() string { return c.Connection }
+
+func kubernetesSource(_ context.Context, env *app.Env, name string, cfg kubernetesConfig) (engine.Source, error) {
+	return kubernetesResource(env, name, cfg)
+}
+
+func kubernetesSink(_ context.Context, env *app.Env, name string, cfg kubernetesConfig) (engine.Sink, error) {
+	return kubernetesResource(env, name, cfg)
+}
+
+func kubernetesResource(env *app.Env, name string, cfg kubernetesConfig) (*k8s.Resource, error) {
+	conn, err := app.Connection[*k8s.Connection](env, cfg.Connection)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Name, cfg.FieldManager = name, cmp.Or(cfg.FieldManager, "windlass-"+env.Engine)
+	return k8s.Open(conn, cfg.ResourceConfig)
+}
+
 // syncConfig is the sync handler. It owns what it writes.
 type syncConfig struct {
 	sync.Config `yaml:",inline"`
@@ -158,6 +195,14 @@ func (c syncConfig) Owns() []string {
 		return nil
 	}
 	return []string{c.To}
+}
+
+// Reads are the sources that the controller must reference.
+func (c syncConfig) Reads() (names []string) {
+	for _, l := range c.With {
+		names = append(names, l.Source)
+	}
+	return names
 }
 
 // Validate returns everything that is wrong.
@@ -175,5 +220,11 @@ func syncHandler(_ context.Context, env *app.Env, _ string, cfg syncConfig) (eng
 	if err != nil {
 		return nil, err
 	}
-	return s.Handler(target), nil
+	from := make(map[string]sync.Named, len(cfg.With))
+	for name, l := range cfg.With {
+		if from[l.Source], err = app.Source[sync.Named](env, l.Source); err != nil {
+			return nil, fmt.Errorf("with.%s: %w", name, err)
+		}
+	}
+	return s.Handler(target, from), nil
 }

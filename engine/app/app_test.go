@@ -49,8 +49,11 @@ type conn struct{}
 func (conn) Close() {}
 
 type handlerConfig struct {
-	To string `yaml:"to"`
+	To   string   `yaml:"to"`
+	With []string `yaml:"with"`
 }
+
+func (h handlerConfig) Reads() []string { return h.With }
 
 func (h handlerConfig) Owns() []string {
 	if h.To == "" {
@@ -219,7 +222,7 @@ controllers:
       - { source: orders }
       - { source: orders, map: same }
       - { source: orders, map: { exprs: x } }
-    handler: { copy: { to: shipment } }
+    handler: { copy: { to: shipment, with: [shipments, orders] } }
     concurrency: -1
     timeout: -1s
     resync: -1s
@@ -239,6 +242,7 @@ controllers:
 			`engine.yaml:15: controllers[0].watches[3].map: unknown mapper "exprs"; did you mean "expr"?`,
 			`engine.yaml:15: controllers[0].watches[3]: map: how an event becomes keys is required: one of owner, sameName, label, annotation, field, expr`,
 			`engine.yaml:16: controllers[0].handler: there is no sink "shipment"; did you mean "shipments"?`,
+			`engine.yaml:16: controllers[0].handler: it reads source "shipments", which the controller does not reference; add it to reads, or to watches`,
 			`engine.yaml:17: controllers[0].concurrency: -1 is less than 1`,
 			`engine.yaml:19: controllers[0].resync: -1s is negative; 0 is never`,
 			`engine.yaml:20: controllers[0].placement: "moon" is none of sharded, singleton, each`,

@@ -37,13 +37,16 @@ type planned[T any] struct {
 	build func(ctx context.Context, env *Env, name string) (T, error)
 	// owns are the sinks that a handler writes and therefore owns.
 	owns []string
+	// reads are the sources that a handler reads.
+	reads []string
 	// connection is the one that the component asks for by name.
 	connection string
 }
 
 // New returns a factory whose config is a C, decoded strictly. If C has a method Validate() error, its errors are
 // reported with their lines; each should begin with the field and a colon. A C with Owns() []string names the sinks
-// that a handler owns; one with ConnectionName() string the connection that it needs.
+// that a handler owns; with Reads() []string the sources that its controller must reference; with ConnectionName() string the
+// connection that it needs.
 func New[C, T any](build func(ctx context.Context, env *Env, name string, cfg C) (T, error)) Factory[T] {
 	return Factory[T]{decode: func(d *decoder, n *yaml.Node, path string) planned[T] {
 		var cfg C
@@ -59,6 +62,9 @@ func New[C, T any](build func(ctx context.Context, env *Env, name string, cfg C)
 		p := planned[T]{build: func(ctx context.Context, env *Env, name string) (T, error) { return build(ctx, env, name, cfg) }}
 		if o, ok := any(cfg).(interface{ Owns() []string }); ok {
 			p.owns = o.Owns()
+		}
+		if r, ok := any(cfg).(interface{ Reads() []string }); ok {
+			p.reads = r.Reads()
 		}
 		if c, ok := any(cfg).(interface{ ConnectionName() string }); ok {
 			p.connection = c.ConnectionName()
@@ -171,6 +177,15 @@ func Sink[T engine.Sink](env *Env, name string) (T, error) {
 	t, ok := env.sinks[name].(T)
 	if !ok {
 		return t, fmt.Errorf("sink %q cannot be used here", name)
+	}
+	return t, nil
+}
+
+// Source returns the source, or the sink that is one, of this name as a T.
+func Source[T any](env *Env, name string) (T, error) {
+	t, ok := env.sources[name].(T)
+	if !ok {
+		return t, fmt.Errorf("source %q cannot be used here", name)
 	}
 	return t, nil
 }

@@ -299,12 +299,30 @@ func (p *Plan) checkControllers(d *decoder, components Components) {
 			for _, name := range x.owns {
 				refer("handler", "sink", name, sinks)
 			}
+			c.checkReads(d, x, watchable)
 		}
 		p.handlers = append(p.handlers, h)
 		c.checkSettings(d)
 	}
 	if len(p.Config.Controllers) == 0 && len(d.problems) == 0 {
 		d.problems = append(d.problems, Problem{File: d.file, Message: "there are no controllers"})
+	}
+}
+
+// checkReads says which of the sources that the handler reads the controller does not reference.
+func (c *ControllerConfig) checkReads(d *decoder, h planned[engine.Handler], watchable []string) {
+	referenced := slices.Concat([]string{c.For}, c.Owns, h.owns, c.Reads)
+	for _, w := range c.Watches {
+		referenced = append(referenced, w.Source)
+	}
+	for _, name := range h.reads {
+		switch {
+		case slices.Contains(referenced, name):
+		case slices.Contains(watchable, name):
+			c.fail(d, "handler", "it reads source %q, which the controller does not reference; add it to reads, or to watches", name)
+		default:
+			c.fail(d, "handler", "there is no source %q%s", name, nearest.Hint(name, slices.Clone(watchable)))
+		}
 	}
 }
 

@@ -7,6 +7,7 @@
 package sync
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,10 +19,13 @@ import (
 )
 
 // Config describes what is written. Expressions are CEL over object: key (kind, scope, namespace, name), revision,
-// labels, annotations and data, the decoded value.
+// labels, annotations and data, the decoded value; and over with, which holds more objects of the same form.
 type Config struct {
 	// To is the name of the sink.
 	To string `yaml:"to"`
+	// With are objects that are read besides, by the name that expressions call them by: with.NAME, null if there is none. The
+	// controller must reference their sources; a source under reads causes no reconcile when it changes.
+	With map[string]Lookup `yaml:"with"`
 	// When says whether the target exists at all. Empty: always.
 	When string `yaml:"when"`
 	// Name is the target's name. When it changes, the former target is deleted. Default: object.key.name.
@@ -34,6 +38,14 @@ type Config struct {
 	OnConflict string `yaml:"onConflict"`
 }
 
+// Lookup names an object.
+type Lookup struct {
+	// Source is the name of the source that holds it.
+	Source string `yaml:"source"`
+	// Name is an expression over object.
+	Name string `yaml:"name"`
+}
+
 // Target is a sink whose keys are made from names.
 type Target interface {
 	engine.Sink
@@ -43,6 +55,7 @@ type Target interface {
 // Sync is a compiled Config.
 type Sync struct {
 	cfg  Config
+	with map[string]*expr.Program // the names of the objects that are read besides
 	when *expr.Program
 	name *expr.Program
 	data template
@@ -50,18 +63,29 @@ type Sync struct {
 
 // Compile compiles the expressions and returns everything that is wrong, each with its field.
 func Compile(cfg Config) (*Sync, error) {
-	c, err := expr.NewCompiler("object")
+	c, err := expr.NewCompiler("object", "with")
 	if err != nil {
 		return nil, err
 	}
-	s := &Sync{cfg: cfg}
+	alone, err := expr.NewCompiler("object")
+	if err != nil {
+		return nil, err
+	}
+	s := &Sync{cfg: cfg, with: make(map[string]*expr.Program)}
 	var errs []error
-	compile := func(field, text string) *expr.Program {
+	compiled := func(c *expr.Compiler, field, text string) *expr.Program {
 		p, err := c.Compile(text)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", field, err))
 		}
 		return p
+	}
+	compile := func(field, text string) *expr.Program { return compiled(c, field, text) }
+	for name, l := range cfg.With {
+		if l.Source == "" {
+			errs = append(errs, fmt.Errorf("with.%s.source: the name of a source is required", name))
+		}
+		s.with[name] = compiled(alone, "with."+name+".name", cmp.Or(l.Name, "object.key.name"))
 	}
 	if cfg.To == "" {
 		errs = append(errs, errors.New("to: the name of a sink is required"))
@@ -90,8 +114,11 @@ func Compile(cfg Config) (*Sync, error) {
 	return s, errors.Join(errs...)
 }
 
-// Handler returns the handler that writes to target.
-func (s *Sync) Handler(target Target) engine.Handler {
+// Named makes the keys of a source from names.
+type Named interface{ Key(name string) engine.Key }
+
+// Handler returns the handler that writes to target. From are the sources of the objects that are read besides, by their names.
+func (s *Sync) Handler(target Target, from map[string]Named) engine.Handler {
 	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		var object *engine.Object
 		o, err := rt.Get(ctx, req.Key)
@@ -101,11 +128,15 @@ func (s *Sync) Handler(target Target) engine.Handler {
 		case !engine.IsNotFound(err):
 			return engine.Result{}, err
 		}
+		with, err := s.read(ctx, rt, object, from)
+		if err != nil {
+			return engine.Result{}, err
+		}
 		owned, err := rt.Owned(ctx, target.Name())
 		if err != nil {
 			return engine.Result{}, err
 		}
-		effects, err := s.Effects(object, owned, target.Key)
+		effects, err := s.Effects(object, with, owned, target.Key)
 		if err != nil {
 			return engine.Result{}, engine.Terminal(err)
 		}
@@ -118,13 +149,40 @@ func (s *Sync) Handler(target Target) engine.Handler {
 	}
 }
 
+// read gets the objects that are read besides, without those that are not there.
+func (s *Sync) read(ctx context.Context, rt engine.Runtime, object *engine.Object, from map[string]Named) (map[string]engine.Object, error) {
+	if object == nil || len(s.with) == 0 {
+		return nil, nil
+	}
+	view, err := viewOf(*object)
+	if err != nil {
+		return nil, engine.Terminal(err)
+	}
+	with := make(map[string]engine.Object, len(s.with))
+	for name, program := range s.with {
+		called, err := program.String(map[string]any{"object": view})
+		if err != nil {
+			return nil, engine.Terminal(prefixed("with."+name+".name", err))
+		}
+		o, err := rt.Get(ctx, from[s.cfg.With[name].Source].Key(called))
+		if engine.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		with[name] = o
+	}
+	return with, nil
+}
+
 // Effects returns what must be written so that the sink holds what it should for object, nil if it has gone, given
-// what the object owns there now. It has no side effects. Its errors do not become right by trying again.
-func (s *Sync) Effects(object *engine.Object, owned []engine.Key, key func(name string) engine.Key) ([]engine.Effect, error) {
+// what the object owns there now and what else was read. It has no side effects. Its errors do not become right by trying again.
+func (s *Sync) Effects(object *engine.Object, with map[string]engine.Object, owned []engine.Key, key func(name string) engine.Key) ([]engine.Effect, error) {
 	var effects []engine.Effect
 	var wanted engine.Key
 	if object != nil {
-		want, err := s.want(*object, key)
+		want, err := s.want(*object, with, key)
 		if err != nil {
 			return nil, err
 		}
@@ -146,12 +204,21 @@ func (s *Sync) Effects(object *engine.Object, owned []engine.Key, key func(name 
 }
 
 // want returns the target that object calls for, nil if none.
-func (s *Sync) want(object engine.Object, key func(name string) engine.Key) (*engine.Object, error) {
+func (s *Sync) want(object engine.Object, with map[string]engine.Object, key func(name string) engine.Key) (*engine.Object, error) {
 	view, err := viewOf(object)
 	if err != nil {
 		return nil, err
 	}
-	variables := map[string]any{"object": view}
+	others := make(map[string]any, len(s.with))
+	for name := range s.with {
+		others[name] = nil
+		if o, ok := with[name]; ok {
+			if others[name], err = viewOf(o); err != nil {
+				return nil, prefixed("with."+name, err)
+			}
+		}
+	}
+	variables := map[string]any{"object": view, "with": others}
 	if s.when != nil {
 		if yes, err := s.when.Bool(variables); err != nil || !yes {
 			return nil, prefixed("when", err)

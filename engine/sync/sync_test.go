@@ -26,7 +26,7 @@ func effects(t *testing.T, cfg sync.Config, o *engine.Object, owned ...engine.Ke
 	cfg.To = "shipments"
 	s, err := sync.Compile(cfg)
 	require.NoError(t, err)
-	return s.Effects(o, owned, target)
+	return s.Effects(o, nil, owned, target)
 }
 
 func TestTemplates(t *testing.T) {
@@ -121,7 +121,7 @@ func FuzzTemplate(f *testing.F) {
 		if err != nil {
 			return
 		}
-		got, err := s.Effects(order(value), nil, target)
+		got, err := s.Effects(order(value), nil, nil, target)
 		if err == nil {
 			require.True(t, json.Valid(got[0].Object.Value.([]byte)))
 		}
