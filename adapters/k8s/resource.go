@@ -81,7 +81,7 @@ func (c ResourceConfig) Validate() error {
 			add("fields: %q is not a path such as spec.replicas", f)
 		}
 	}
-	return errors.Join(append(errs, c.WriteConfig.validate())...)
+	return errors.Join(append(errs, c.validate())...)
 }
 
 // Resource is a kind of objects in a cluster as a source, a reader and a sink. Its methods are safe for concurrent use. Create

@@ -119,7 +119,7 @@ func TestAnOwnerElsewhereIsNamedByAnnotationAndHash(t *testing.T) {
 	name := "tenants/" + long("x") + "/a"
 	apps, secrets := memory.New[string]("apps"), c.secrets(k8s.ResourceConfig{})
 	apps.Set(name, "1")
-	var h = copies(secrets, func(o engine.Object) string { s, _ := engine.As[string](o); return s }, nil)
+	h := copies(secrets, func(o engine.Object) string { s, _ := engine.As[string](o); return s }, nil)
 	c.run(engine.Config{Controllers: []engine.Controller{engine.NewController("copy").For(apps).Owns(secrets).WithHandler(h)}})
 	eventually(t, "made", func() bool { return c.hasSecret("a") })
 	s := c.secret("a")

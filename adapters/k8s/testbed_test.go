@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := os.MkdirTemp("", "windlass-k8s-")
 	must(err)
-	cluster, err := testbed.StartKubernetes(context.Background(), dir, os.Stderr) //nolint:forbidigo // there is no test yet.
+	cluster, err := testbed.StartKubernetes(context.Background(), dir, os.Stderr) // there is no test yet
 	must(err)
 	kubeconfig = cluster.Kubeconfig
 	code := m.Run()

@@ -125,7 +125,7 @@ func TestAppsShowAsConfigMaps(t *testing.T) {
 	require.NoError(t, err)
 	put(t, apps, "theirs", `{"image":"x","settings":{}}`)
 	p.says("resource exists and is not managed by this controller")
-	require.Equal(t, `{"hands":"off"}`, data("theirs"))
+	require.JSONEq(t, `{"hands":"off"}`, data("theirs"))
 
 	require.NoError(t, apps.Delete(t.Context(), "web"))
 	is("web", "")

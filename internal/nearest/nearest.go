@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// suggest names the nearest of the known words, and all of them if none is near.
+// Hint names the nearest of the known words, and all of them if none is near.
 func Hint(word string, known []string) string {
 	slices.Sort(known)
 	best, distance := "", len(word)/2+1

@@ -18,8 +18,8 @@ import (
 
 // server is a program that is built from a module in a folder of this package.
 type server struct {
-	folder, module, program, version string
-	ldflags                          string
+	folder, program, version string
+	ldflags                  string
 }
 
 // binary returns the path of the program, and builds it if it is not there. The first build takes minutes.
@@ -47,12 +47,12 @@ type process struct {
 
 // start runs a program until it is killed or the process that started it has ended. What it says goes to a file.
 func start(log string, path string, args ...string) (*process, error) {
-	f, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) //nolint:gosec // below a folder of the caller.
+	f, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	cmd := exec.Command(path, args...) //nolint:gosec,noctx // one of ours; it is ended by kill and wait.
+	cmd := exec.Command(path, args...) //nolint:noctx // one of ours; it is ended by kill and wait.
 	cmd.Stdout, cmd.Stderr = f, f
 	// A test that is killed leaves no server behind.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -110,7 +110,7 @@ func await(ctx context.Context, what, log string, p *process, ready func() bool)
 
 // tail is the end of a log.
 func tail(path string) string {
-	b, err := os.ReadFile(path) //nolint:gosec // below a folder of the caller.
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}

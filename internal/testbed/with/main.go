@@ -25,7 +25,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "with:", err)
 		code = max(code, 1)
 	}
-	os.Exit(code)
+	os.Exit(code) //nolint:forbidigo // that of the command.
 }
 
 func run(ctx context.Context, args []string) (code int, err error) {
@@ -50,8 +50,7 @@ func run(ctx context.Context, args []string) (code int, err error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	err = cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return max(exit.ExitCode(), 1), nil
 	}
 	return 0, err
