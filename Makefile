@@ -15,7 +15,7 @@ EVENTS ?= 1000000
 ROUNDS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test e2e simulate soak lint bench fuzz tidy-check check clean
+.PHONY: help build demo test e2e simulate soak lint bench bench-kube fuzz tidy-check check clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ $(LINT):
 
 bench: build ## Measure the engine and, alternating, its peers (ROUNDS, EVENTS, PEERS)
 	ROUNDS=$(ROUNDS) EVENTS=$(EVENTS) PEERS=$(PEERS) ./internal/bench/compare.sh
+
+bench-kube: ## Measure the engine and, alternating, controller-runtime on a real API server (PEERS, ROUNDS)
+	ROUNDS=$(ROUNDS) PEERS=$(PEERS) go run ./internal/testbed/with -- ./internal/bench/kube.sh
 
 fuzz: ## Fuzz what reads foreign input, FUZZTIME (1m) each
 	go test -run '^$$' -fuzz '^FuzzParseKey$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"reflect"
 	"slices"
 	"strings"
@@ -92,6 +93,7 @@ type Resource struct {
 	gvk    schema.GroupVersionKind
 	kind   engine.Kind
 	index  index
+	labels sharedLabels
 	fields [][]string
 
 	mu      sync.Mutex
@@ -123,6 +125,7 @@ func Open(conn *Connection, cfg ResourceConfig) (*Resource, error) {
 		r.fields = append(r.fields, strings.Split(f, "."))
 	}
 	r.index.init()
+	r.labels.seed = maphash.MakeSeed()
 	return r, nil
 }
 
@@ -325,7 +328,10 @@ func (r *Resource) entryOf(o runtime.Object, whole bool) *entry {
 		panic(fmt.Sprintf("%T has no metadata: %v", o, err)) // all that a cluster serves has
 	}
 	m.SetManagedFields(nil)
+	labels := r.labels.of(m.GetLabels())
+	m.SetLabels(labels)
 	e := &entry{revision: m.GetResourceVersion(), incarnation: string(m.GetUID()), meta: r.metaOf(m)}
+	e.meta.Labels = labels
 	var tree map[string]any
 	if _, partial := o.(*metav1.PartialObjectMetadata); partial {
 		return e

@@ -62,6 +62,7 @@ var layers = []struct {
 	{"cmd/", []string{"engine", "engine/admin", "engine/app", "engine/metrics", "engine/sync", "adapters/k8s", "adapters/nats", "adapters/redis", "sources/topic", "tracing", "tracing/otlp"}},
 	{"examples/", []string{"engine", "sources/memory"}},
 	{"internal/arch", nil},
+	{"internal/bench/kube", []string{"engine", "adapters/k8s", "adapters/nats"}},
 	{"internal/integration", []string{"engine", "adapters/nats"}},
 	{"internal/soak", []string{"engine", "adapters/nats", "adapters/redis", "internal/link"}},
 }
