@@ -66,7 +66,7 @@ delays that survive a restart, and a trace.
 	}
 	root.SetArgs(args)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(), checkCommand(), getCommand(), explainCommand(), busCommand(), demoCommand(), benchCommand(), versionCommand())
+	root.AddCommand(runCommand(), checkCommand(), getCommand(), explainCommand(), busCommand(), rbacCommand(), demoCommand(), benchCommand(), versionCommand())
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage usageError
 	switch {

@@ -41,6 +41,8 @@ type planned[T any] struct {
 	reads []string
 	// connection is the one that the component asks for by name.
 	connection string
+	// config is the decoded config.
+	config any
 }
 
 // New returns a factory whose config is a C, decoded strictly. If C has a method Validate() error, its errors are
@@ -59,7 +61,7 @@ func New[C, T any](build func(ctx context.Context, env *Env, name string, cfg C)
 				d.invalid(n, path, err)
 			}
 		}
-		p := planned[T]{build: func(ctx context.Context, env *Env, name string) (T, error) { return build(ctx, env, name, cfg) }}
+		p := planned[T]{config: cfg, build: func(ctx context.Context, env *Env, name string) (T, error) { return build(ctx, env, name, cfg) }}
 		if o, ok := any(cfg).(interface{ Owns() []string }); ok {
 			p.owns = o.Owns()
 		}

@@ -63,7 +63,7 @@ var layers = []struct {
 	{"examples/", []string{"engine", "sources/memory"}},
 	{"internal/arch", nil},
 	{"internal/bench/kube", []string{"engine", "adapters/k8s", "adapters/nats"}},
-	{"internal/integration", []string{"engine", "adapters/nats"}},
+	{"internal/integration", []string{"engine", "adapters/nats", "internal/testbed"}},
 	{"internal/soak", []string{"engine", "adapters/nats", "adapters/redis", "internal/link"}},
 }
 
