@@ -232,3 +232,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 }
 
 func long(s string) string { return strings.Repeat(s, 100) }
+
+var (
+	listAll   = metav1.ListOptions{}
+	deleteNow = metav1.DeleteOptions{}
+)
