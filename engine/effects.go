@@ -238,6 +238,7 @@ func (a *application) intended(r ownerRecord, have Object) bool {
 
 func (a *application) refuse(of Key) error {
 	err := fmt.Errorf("%s: %w", a.effect.Object.Key, ErrResourceExists)
+	a.s.record(Note{Warning: true, Reason: "ErrResourceExists", Message: err.Error()})
 	if !of.IsZero() {
 		return fmt.Errorf("%w: it belongs to %s", err, of)
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
@@ -70,6 +72,10 @@ type Connection struct {
 	metadata metadata.Interface
 	mapper   *restmapper.DeferredDiscoveryRESTMapper
 	discover discovery.CachedDiscoveryInterface
+
+	recording   sync.Mutex
+	broadcaster record.EventBroadcaster // once something is recorded
+	recorders   map[string]record.EventRecorder
 }
 
 // Connect loads the credentials and asks the server for its version. Its errors say what is wrong with which file or server.
@@ -152,8 +158,15 @@ func connect(ctx context.Context, cfg ConnectionConfig, config *rest.Config) (*C
 	return c, nil
 }
 
-// Close ends the connections that are idle.
-func (c *Connection) Close() { c.http.CloseIdleConnections() }
+// Close ends the connections that are idle, and the recording of Events.
+func (c *Connection) Close() {
+	c.recording.Lock()
+	defer c.recording.Unlock()
+	if c.broadcaster != nil {
+		c.broadcaster.Shutdown()
+	}
+	c.http.CloseIdleConnections()
+}
 
 // Throttled is how many requests waited for QPS and Burst, and how long all of them waited.
 func (c *Connection) Throttled() (requests uint64, wait time.Duration) {

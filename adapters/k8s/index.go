@@ -32,8 +32,10 @@ type entry struct {
 	object                runtime.Object // nil where only metadata is kept
 	gone                  bool           // deleted, and the deletion was not told yet
 
+	stamp    uint64 // of all but the status, where changes of the status alone are not told
 	told     string // the revision that was emitted last
 	toldMeta *engine.Meta
+	toldAs   uint64 // the stamp then
 }
 
 // objectOf returns a copy, which the caller may change.
@@ -87,7 +89,7 @@ func (x *index) put(n name, e *entry, listed bool) {
 		if !listed && older(e, was) {
 			return
 		}
-		e.told, e.toldMeta = was.told, was.toldMeta
+		e.told, e.toldMeta, e.toldAs = was.told, was.toldMeta, was.toldAs
 		x.disownLocked(n, was)
 	}
 	x.entries[n] = e
@@ -134,7 +136,7 @@ func (x *index) tell(n name) (engine.Event, bool) {
 	defer x.mu.RUnlock()
 	now, ok := x.entries[n]
 	switch {
-	case !ok || !now.gone && now.told == now.revision:
+	case !ok || !now.gone && (now.told == now.revision || now.told != "" && now.stamp != 0 && now.stamp == now.toldAs):
 		return engine.Event{}, false
 	case now.gone:
 		return engine.Event{Operation: engine.Delete, Old: now.meta, Incarnation: now.incarnation, Revision: now.revision}, true
@@ -153,7 +155,9 @@ func (x *index) wasTold(n name, revision string, m *engine.Meta) {
 	case now.gone && now.revision == revision:
 		delete(x.entries, n)
 	default:
-		now.told, now.toldMeta = revision, m
+		if now.told, now.toldMeta = revision, m; now.revision == revision {
+			now.toldAs = now.stamp
+		}
 	}
 }
 

@@ -49,7 +49,9 @@ type ResourceConfig struct {
 	Cache string `yaml:"cache"`
 	// Fields are paths such as spec.replicas: their values travel with events, for mappers, and are all that is kept of an object
 	// with cache: fields.
-	Fields      []string `yaml:"fields"`
+	Fields []string `yaml:"fields"`
+	// IgnoreStatus tells no changes of nothing but the status: for kinds whose generation counts the changes of their spec.
+	IgnoreStatus bool `yaml:"ignoreStatus"`
 	WriteConfig `yaml:",inline"`
 }
 
@@ -332,6 +334,9 @@ func (r *Resource) entryOf(o runtime.Object, whole bool) *entry {
 	m.SetLabels(labels)
 	e := &entry{revision: m.GetResourceVersion(), incarnation: string(m.GetUID()), meta: r.metaOf(m)}
 	e.meta.Labels = labels
+	if r.cfg.IgnoreStatus {
+		e.stamp = r.stampOf(m)
+	}
 	var tree map[string]any
 	if _, partial := o.(*metav1.PartialObjectMetadata); partial {
 		return e
@@ -354,6 +359,14 @@ func (r *Resource) entryOf(o runtime.Object, whole bool) *entry {
 		e.object = o
 	}
 	return e
+}
+
+// stampOf tells apart what differs in more than status. It is never 0.
+func (r *Resource) stampOf(m metav1.Object) uint64 {
+	var h maphash.Hash
+	h.SetSeed(r.labels.seed)
+	_, _ = h.Write(mustJSON([]any{m.GetUID(), m.GetGeneration(), m.GetLabels(), m.GetAnnotations(), m.GetFinalizers(), m.GetOwnerReferences(), m.GetDeletionTimestamp()}))
+	return h.Sum64() | 1
 }
 
 // trimmed is an object of which only metadata and the declared fields are left.
