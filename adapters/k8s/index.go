@@ -2,7 +2,6 @@ package k8s
 
 import (
 	"cmp"
-	"maps"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -36,16 +35,6 @@ type entry struct {
 	told     string // the revision that was emitted last
 	toldMeta *engine.Meta
 	toldAs   uint64 // the stamp then
-}
-
-// objectOf returns a copy, which the caller may change.
-func (e *entry) objectOf(key engine.Key) engine.Object {
-	o := engine.Object{Key: key, Incarnation: e.incarnation, Revision: e.revision, Meta: *e.meta}
-	o.Labels, o.Annotations, o.Fields = maps.Clone(o.Labels), maps.Clone(o.Annotations), maps.Clone(o.Fields)
-	if e.object != nil {
-		o.Value = e.object.DeepCopyObject()
-	}
-	return o
 }
 
 // index is what a resource knows of the objects of its kind.
@@ -172,13 +161,13 @@ func (x *index) names() map[name]struct{} {
 	return all
 }
 
-func (x *index) objects(key func(name) engine.Key) []engine.Object {
+func (x *index) objects(objectOf func(name, *entry) engine.Object) []engine.Object {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	all := make([]engine.Object, 0, len(x.entries))
 	for n, e := range x.entries {
 		if !e.gone {
-			all = append(all, e.objectOf(key(n)))
+			all = append(all, objectOf(n, e))
 		}
 	}
 	return all

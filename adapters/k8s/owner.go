@@ -60,6 +60,9 @@ func (r *Resource) ownerOf(m metav1.Object) engine.Key {
 	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
 	key := engine.Key{Kind: KindOf(gvk.Group, gvk.Kind), Scope: r.conn.scope, Namespace: m.GetNamespace(), Name: ref.Name}
 	// An owner reference says no namespace: it is the object's own, or the owner has none.
+	if r.informer != nil {
+		return key
+	}
 	if mapping, err := r.conn.mapper.RESTMapping(gvk.GroupKind()); err == nil && mapping.Scope.Name() == meta.RESTScopeNameRoot {
 		key.Namespace = ""
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -52,7 +53,7 @@ type ResourceConfig struct {
 	Fields []string `yaml:"fields"`
 	// IgnoreStatus tells no changes of nothing but the status: for kinds whose generation counts the changes of their spec.
 	IgnoreStatus bool `yaml:"ignoreStatus"`
-	WriteConfig `yaml:",inline"`
+	WriteConfig  `yaml:",inline"`
 }
 
 // Validate returns everything that is wrong with the configuration.
@@ -96,7 +97,9 @@ type Resource struct {
 	kind   engine.Kind
 	index  index
 	labels sharedLabels
-	fields [][]string
+	// informer is where a source of FromInformer gets its objects from; others list and watch themselves.
+	informer *informed
+	fields   [][]string
 
 	mu      sync.Mutex
 	mapping *meta.RESTMapping // once it is known
@@ -178,6 +181,9 @@ func (r *Resource) CompareRevisions(a, b string) (int, error) {
 
 // resolve returns how the kind is called in the cluster.
 func (r *Resource) resolve() (*meta.RESTMapping, error) {
+	if r.informer != nil {
+		return nil, fmt.Errorf("source %s is an informer: only what that holds can be read, once it has synced, and nothing can be written", r.cfg.Name)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mapping == nil {
@@ -217,7 +223,7 @@ func (r *Resource) at(namespace string) (client, error) {
 func (r *Resource) Get(ctx context.Context, key engine.Key) (engine.Object, error) {
 	if r.keepsObjects() && r.index.isSynced() {
 		if e, ok := r.index.get(nameOf(key)); ok {
-			return e.objectOf(key), nil
+			return r.objectOf(e, key), nil
 		}
 		return engine.Object{}, engine.ErrNotFound
 	}
@@ -229,19 +235,18 @@ func (r *Resource) Get(ctx context.Context, key engine.Key) (engine.Object, erro
 	if err != nil {
 		return engine.Object{}, explained(err)
 	}
-	return r.entryOf(o, true).objectOf(key), nil
+	return r.objectOf(r.entryOf(o, true), key), nil
 }
 
 // List implements engine.Reader.
 func (r *Resource) List(ctx context.Context) ([]engine.Object, error) {
 	if r.keepsObjects() && r.index.isSynced() {
-		return r.index.objects(r.keyOf), nil
+		return r.index.objects(func(n name, e *entry) engine.Object { return r.objectOf(e, r.keyOf(n)) }), nil
 	}
 	var objects []engine.Object
 	for _, namespace := range r.namespaces() {
 		err := r.each(ctx, namespace, r.cfg.LabelSelector, true, func(o runtime.Object) {
-			e := r.entryOf(o, true)
-			objects = append(objects, e.objectOf(r.keyOf(nameIn(o))))
+			objects = append(objects, r.objectOf(r.entryOf(o, true), r.keyOf(nameIn(o))))
 		})
 		if err != nil {
 			return nil, err
@@ -329,9 +334,12 @@ func (r *Resource) entryOf(o runtime.Object, whole bool) *entry {
 	if err != nil {
 		panic(fmt.Sprintf("%T has no metadata: %v", o, err)) // all that a cluster serves has
 	}
-	m.SetManagedFields(nil)
-	labels := r.labels.of(m.GetLabels())
-	m.SetLabels(labels)
+	labels := m.GetLabels()
+	if r.informer == nil { // the objects of an informer are not ours to change
+		m.SetManagedFields(nil)
+		labels = r.labels.of(labels)
+		m.SetLabels(labels)
+	}
 	e := &entry{revision: m.GetResourceVersion(), incarnation: string(m.GetUID()), meta: r.metaOf(m)}
 	e.meta.Labels = labels
 	if r.cfg.IgnoreStatus {
@@ -355,10 +363,21 @@ func (r *Resource) entryOf(o runtime.Object, whole bool) *entry {
 	case r.cfg.Cache == CacheFields:
 		e.object = r.trimmed(tree, m)
 	default:
-		o.GetObjectKind().SetGroupVersionKind(r.gvk)
 		e.object = o
 	}
 	return e
+}
+
+// objectOf returns a copy, which the caller may change.
+func (r *Resource) objectOf(e *entry, key engine.Key) engine.Object {
+	o := engine.Object{Key: key, Incarnation: e.incarnation, Revision: e.revision, Meta: *e.meta}
+	o.Labels, o.Annotations, o.Fields = maps.Clone(o.Labels), maps.Clone(o.Annotations), maps.Clone(o.Fields)
+	if e.object != nil {
+		value := e.object.DeepCopyObject()
+		value.GetObjectKind().SetGroupVersionKind(r.gvk) // protobuf leaves it out
+		o.Value = value
+	}
+	return o
 }
 
 // stampOf tells apart what differs in more than status. It is never 0.

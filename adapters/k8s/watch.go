@@ -23,6 +23,9 @@ import (
 // Run implements engine.Source.
 func (r *Resource) Run(ctx context.Context, emit engine.Emit) error {
 	defer r.index.setSynced(false) // nobody keeps it up to date from here on
+	if r.informer != nil {
+		return r.runInformer(ctx, emit)
+	}
 	for ctx.Err() == nil {
 		m, err := r.await(ctx)
 		if err != nil {
