@@ -101,7 +101,7 @@ func bubble(t *testing.T, existing []string, f func(t *testing.T, s *services, c
 
 // settle lets what happens within a little while happen: informers poll.
 func settle() {
-	time.Sleep(time.Second) //nolint:forbidigo // virtual time.
+	time.Sleep(time.Second) // virtual
 	synctest.Wait()
 }
 
@@ -163,7 +163,7 @@ func TestAFailingCallIsMadeSixTimesAndAgainWhenThereIsNews(t *testing.T) {
 		settle()
 		upserts, _ := s.calls()
 		require.Len(t, upserts, 6)
-		time.Sleep(time.Hour) //nolint:forbidigo // virtual time.
+		time.Sleep(time.Hour) // virtual
 		upserts, _ = s.calls()
 		require.Len(t, upserts, 6)
 		s.source.Modify(service("foo", 2))
@@ -197,7 +197,7 @@ func TestStopMakesTheCallsThatAreDue(t *testing.T) {
 		}
 		settle()
 		go func() {
-			time.Sleep(200 * time.Millisecond) //nolint:forbidigo // virtual time.
+			time.Sleep(200 * time.Millisecond) // virtual
 			close(s.block)
 		}()
 		begin := time.Now()
@@ -224,7 +224,7 @@ func (c *chain) Run(stop <-chan struct{}) {
 		(&k8s.CallbackController{Resource: c.below}).Run(stop)
 	}
 	<-stop
-	time.Sleep(200 * time.Millisecond) //nolint:forbidigo // virtual time.
+	time.Sleep(200 * time.Millisecond) // virtual
 	c.running.Store(false)
 	c.ended()
 }
@@ -321,7 +321,7 @@ func TestAnInformerIsASource(t *testing.T) {
 				require.Equal(t, int64(2), held.(*corev1.Service).Generation)
 				require.Empty(t, held.(*corev1.Service).Kind, "the informer's own object is as it was")
 				require.Equal(t, "k8s/core/Service@there:default/foo", source.Key("default/foo").String())
-				time.Sleep(time.Minute) //nolint:forbidigo // virtual time.
+				time.Sleep(time.Minute) // virtual
 				s.source.Delete(service("foo", 2))
 				settle()
 				cancel()

@@ -110,8 +110,8 @@ func (c ConnectionConfig) load() (*rest.Config, error) {
 		return config, nil
 	case clientcmd.IsEmptyConfig(err):
 		return nil, fmt.Errorf("no kubeconfig was found at %s, and this process does not run in a cluster: set kubeconfig or $KUBECONFIG",
-			strings.Join(slices.Compact(append([]string{c.Kubeconfig}, rules.Precedence...)), " or "))
-	case clientcmd.IsContextNotFound(err):
+			cmp.Or(c.Kubeconfig, strings.Join(rules.Precedence, " or ")))
+	case c.Context != "" && strings.Contains(err.Error(), fmt.Sprintf("context %q does not exist", c.Context)): // it has no type
 		hint := ""
 		if loaded, err := rules.Load(); err == nil {
 			names := make([]string, 0, len(loaded.Contexts))

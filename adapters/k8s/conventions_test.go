@@ -100,7 +100,7 @@ func TestOutcomesShowAsConditions(t *testing.T) {
 	require.EqualValues(t, 1, runs.Load(), "the status that it wrote caused no run")
 	since := b.condition("a", "Ready").LastTransitionTime
 
-	time.Sleep(1100 * time.Millisecond) //nolint:forbidigo // transition times count seconds.
+	time.Sleep(1100 * time.Millisecond) // transition times count seconds
 	b.patch("a", `{"spec":{"speed":2}}`)
 	eventually(t, "observed", func() bool { return b.condition("a", "Ready").ObservedGeneration == 2 })
 	require.Equal(t, since, b.condition("a", "Ready").LastTransitionTime, "it was ready all the time")

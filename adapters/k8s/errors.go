@@ -35,6 +35,8 @@ func explained(err error) error {
 		return fmt.Errorf("%w: %w%s", engine.ErrConflict, err, fieldManagers(s))
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the API server does not know these credentials: renew the token or certificate: %w", err)
+	case strings.Contains(s.Message, "denied the request"), strings.Contains(s.Message, "denied request"): // a webhook or a policy, by any code
+		return fmt.Errorf("the cluster's admission refuses it: %w", err)
 	case apierrors.IsForbidden(err):
 		return forbidden(s, err)
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err),

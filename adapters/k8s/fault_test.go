@@ -69,7 +69,7 @@ func TestNothingIsLostWhenTheAPIServerIsKilledUnderLoad(t *testing.T) {
 		})
 	}
 	for range 3 {
-		time.Sleep(time.Second) //nolint:forbidigo // the load is what takes time.
+		time.Sleep(time.Second)
 		k.KillAPI()
 		eventually(t, "not ready", func() bool { return maps.Status() != nil })
 		require.ErrorContains(t, maps.Status(), "no API server answers there: check the address and that it is running")

@@ -113,7 +113,7 @@ func (l *Leases) create(ctx context.Context, name, holder string, ttl time.Durat
 			HolderIdentity: &holder, LeaseDurationSeconds: seconds(ttl), AcquireTime: &now, RenewTime: &now, LeaseTransitions: &transitions,
 		},
 	}
-	epoch = uint64(now.UnixMicro()) //nolint:gosec // after 1970. Greater than that of an object that was deleted.
+	epoch = uint64(now.UnixMicro()) // greater than that of an object that was deleted.
 	setEpoch(made, epoch)
 	written, err := l.client.Create(ctx, made, metav1.CreateOptions{})
 	switch {
