@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -67,7 +66,6 @@ type Connection struct {
 	log      *slog.Logger
 	config   *rest.Config
 	http     *http.Client
-	limiter  *limiter
 	dynamic  dynamic.Interface
 	metadata metadata.Interface
 	mapper   *restmapper.DeferredDiscoveryRESTMapper
@@ -127,11 +125,11 @@ func (c ConnectionConfig) load() (*rest.Config, error) {
 }
 
 func connect(ctx context.Context, cfg ConnectionConfig, config *rest.Config) (*Connection, error) {
-	c := &Connection{scope: cfg.Scope, log: cfg.Logger, config: config, limiter: newLimiter(cmp.Or(cfg.QPS, 50), cmp.Or(cfg.Burst, 100))}
+	c := &Connection{scope: cfg.Scope, log: cfg.Logger, config: config}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
-	config.RateLimiter, config.QPS, config.Burst = c.limiter, 0, 0
+	config.RateLimiter = newLimiter(cmp.Or(cfg.QPS, 50), cmp.Or(cfg.Burst, 100))
 	config.UserAgent = cmp.Or(cfg.UserAgent, "windlass")
 	config.WarningHandlerWithContext = warnings{c.log}
 	var err error
@@ -168,11 +166,6 @@ func (c *Connection) Close() {
 	c.http.CloseIdleConnections()
 }
 
-// Throttled is how many requests waited for QPS and Burst, and how long all of them waited.
-func (c *Connection) Throttled() (requests uint64, wait time.Duration) {
-	return c.limiter.requests.Load(), time.Duration(c.limiter.waited.Load())
-}
-
 // LogTo sends the log of client-go, which is one for the process, to l.
 func LogTo(l *slog.Logger) { klog.SetSlogLogger(l) }
 
@@ -185,30 +178,12 @@ func (w warnings) HandleWarningHeaderWithContext(ctx context.Context, code int, 
 	}
 }
 
-// limiter is client-go's, and counts what it holds up.
-type limiter struct {
-	flowcontrol.RateLimiter
-	requests atomic.Uint64
-	waited   atomic.Int64
-}
-
-func newLimiter(qps float64, burst int) *limiter {
+// newLimiter returns what all clients of a connection share. Client-go measures how long requests wait for it.
+func newLimiter(qps float64, burst int) flowcontrol.RateLimiter {
 	if qps < 0 {
-		return &limiter{RateLimiter: flowcontrol.NewFakeAlwaysRateLimiter()}
+		return flowcontrol.NewFakeAlwaysRateLimiter()
 	}
-	return &limiter{RateLimiter: flowcontrol.NewTokenBucketRateLimiter(float32(qps), burst)}
-}
-
-// Wait implements flowcontrol.RateLimiter.
-func (l *limiter) Wait(ctx context.Context) error {
-	if l.TryAccept() {
-		return nil
-	}
-	start := time.Now()
-	err := l.RateLimiter.Wait(ctx)
-	l.requests.Add(1)
-	l.waited.Add(int64(time.Since(start)))
-	return err
+	return flowcontrol.NewTokenBucketRateLimiter(float32(qps), burst)
 }
 
 // KindOf is the engine's name for a kind: k8s/apps/Deployment, and k8s/core/Service for one without a group.

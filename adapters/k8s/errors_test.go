@@ -230,7 +230,7 @@ func TestARetryAfterIsHonoured(t *testing.T) {
 	require.Greater(t, asked.Load(), int64(1))
 }
 
-func TestRequestsBeyondTheLimitWaitAndAreCounted(t *testing.T) {
+func TestRequestsBeyondTheLimitWait(t *testing.T) {
 	admin, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	require.NoError(t, err)
 	conn, err := k8s.ConnectConfig(t.Context(), admin, k8s.ConnectionConfig{QPS: 10, Burst: 5})
@@ -244,7 +244,4 @@ func TestRequestsBeyondTheLimitWaitAndAreCounted(t *testing.T) {
 		require.ErrorIs(t, err, engine.ErrNotFound)
 	}
 	require.Greater(t, time.Since(begin), time.Second, "20 requests, less a burst of 5, at 10 a second")
-	requests, wait := conn.Throttled()
-	require.Greater(t, requests, uint64(10))
-	require.Greater(t, wait, time.Second)
 }

@@ -42,11 +42,29 @@ type index struct {
 	mu      sync.RWMutex
 	entries map[name]*entry
 	owned   map[engine.Key]map[name]struct{}
+	by      map[lookup]map[name]struct{}
+	indexed []string // labels that are looked up; all declared fields are
 	synced  bool
 }
 
+// lookup is a label or a field, and its value.
+type lookup struct{ kind, name, value string }
+
+// lookups are what finds an object besides its name and its owner.
+func (x *index) lookups(e *entry) (all []lookup) {
+	for _, l := range x.indexed {
+		if v, ok := e.meta.Labels[l]; ok {
+			all = append(all, lookup{"label", l, v})
+		}
+	}
+	for f, v := range e.meta.Fields {
+		all = append(all, lookup{"field", f, v})
+	}
+	return all
+}
+
 func (x *index) init() {
-	x.entries, x.owned = make(map[name]*entry), make(map[engine.Key]map[name]struct{})
+	x.entries, x.owned, x.by = make(map[name]*entry), make(map[engine.Key]map[name]struct{}), make(map[lookup]map[name]struct{})
 }
 
 func (x *index) isSynced() bool {
@@ -79,14 +97,30 @@ func (x *index) put(n name, e *entry, listed bool) {
 			return
 		}
 		e.told, e.toldMeta, e.toldAs = was.told, was.toldMeta, was.toldAs
-		x.disownLocked(n, was)
+		if !was.gone {
+			x.dropLocked(n, was)
+		}
 	}
 	x.entries[n] = e
 	if owner := e.meta.Owner; !owner.IsZero() {
-		if x.owned[owner] == nil {
-			x.owned[owner] = make(map[name]struct{})
-		}
-		x.owned[owner][n] = struct{}{}
+		enter(x.owned, owner, n)
+	}
+	for _, l := range x.lookups(e) {
+		enter(x.by, l, n)
+	}
+}
+
+func enter[K comparable](index map[K]map[name]struct{}, k K, n name) {
+	if index[k] == nil {
+		index[k] = make(map[name]struct{})
+	}
+	index[k][n] = struct{}{}
+}
+
+func leave[K comparable](index map[K]map[name]struct{}, k K, n name) {
+	delete(index[k], n)
+	if len(index[k]) == 0 {
+		delete(index, k)
 	}
 }
 
@@ -96,12 +130,11 @@ func older(e, was *entry) bool {
 	return err == nil && n < 0
 }
 
-func (x *index) disownLocked(n name, e *entry) {
-	if owned := x.owned[e.meta.Owner]; owned != nil {
-		delete(owned, n)
-		if len(owned) == 0 {
-			delete(x.owned, e.meta.Owner)
-		}
+// dropLocked takes an object out of the indexes.
+func (x *index) dropLocked(n name, e *entry) {
+	leave(x.owned, e.meta.Owner, n)
+	for _, l := range x.lookups(e) {
+		leave(x.by, l, n)
 	}
 }
 
@@ -113,7 +146,9 @@ func (x *index) remove(n name, revision string) {
 	if !ok {
 		return
 	}
-	x.disownLocked(n, was)
+	if !was.gone {
+		x.dropLocked(n, was)
+	}
 	x.entries[n] = &entry{
 		gone: true, revision: cmp.Or(revision, was.revision), incarnation: was.incarnation, meta: was.meta, told: was.told, toldMeta: was.toldMeta,
 	}
@@ -169,6 +204,17 @@ func (x *index) objects(objectOf func(name, *entry) engine.Object) []engine.Obje
 		if !e.gone {
 			all = append(all, objectOf(n, e))
 		}
+	}
+	return all
+}
+
+// found returns the objects that a lookup finds.
+func (x *index) found(l lookup, objectOf func(name, *entry) engine.Object) []engine.Object {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	all := make([]engine.Object, 0, len(x.by[l]))
+	for n := range x.by[l] {
+		all = append(all, objectOf(n, x.entries[n]))
 	}
 	return all
 }

@@ -51,6 +51,8 @@ type ResourceConfig struct {
 	// Fields are paths such as spec.replicas: their values travel with events, for mappers, and are all that is kept of an object
 	// with cache: fields.
 	Fields []string `yaml:"fields"`
+	// IndexLabels are labels by which ByLabel finds objects.
+	IndexLabels []string `yaml:"-"`
 	// IgnoreStatus tells no changes of nothing but the status: for kinds whose generation counts the changes of their spec.
 	IgnoreStatus bool `yaml:"ignoreStatus"`
 	WriteConfig  `yaml:",inline"`
@@ -130,6 +132,7 @@ func Open(conn *Connection, cfg ResourceConfig) (*Resource, error) {
 		r.fields = append(r.fields, strings.Split(f, "."))
 	}
 	r.index.init()
+	r.index.indexed = cfg.IndexLabels
 	r.labels.seed = maphash.MakeSeed()
 	return r, nil
 }
@@ -272,6 +275,30 @@ func (r *Resource) Owned(ctx context.Context, owner engine.Key) ([]engine.Key, e
 		}
 	}
 	return keys, nil
+}
+
+// ByLabel returns the objects with this value of a label, in no order. The label must be one of IndexLabels, and the first list must
+// have ended. Without a cache of objects, they have no Value.
+func (r *Resource) ByLabel(label, value string) ([]engine.Object, error) {
+	if !slices.Contains(r.cfg.IndexLabels, label) {
+		return nil, fmt.Errorf("label %q of source %s is not indexed; IndexLabels are %v", label, r.cfg.Name, r.cfg.IndexLabels)
+	}
+	return r.lookUp(lookup{"label", label, value})
+}
+
+// ByField is ByLabel for a field, which must be one of Fields.
+func (r *Resource) ByField(field, value string) ([]engine.Object, error) {
+	if !slices.Contains(r.cfg.Fields, field) {
+		return nil, fmt.Errorf("field %q of source %s is not indexed; Fields are %v", field, r.cfg.Name, r.cfg.Fields)
+	}
+	return r.lookUp(lookup{"field", field, value})
+}
+
+func (r *Resource) lookUp(l lookup) ([]engine.Object, error) {
+	if !r.index.isSynced() {
+		return nil, fmt.Errorf("source %s: its first list has not ended", r.cfg.Name)
+	}
+	return r.index.found(l, func(n name, e *entry) engine.Object { return r.objectOf(e, r.keyOf(n)) }), nil
 }
 
 // each lists in pages from the server.

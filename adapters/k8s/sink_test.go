@@ -108,6 +108,11 @@ func TestAnObjectOfSomebodyElseIsRefusedAndCanBeAdopted(t *testing.T) {
 		})}})
 	eventually(t, "refused", func() bool { e := refused.Load(); return e != nil && errors.Is(*e, engine.ErrResourceExists) })
 	require.NotContains(t, c.secret("a").Data, "ours")
+	eventually(t, "an Event of the primary", func() bool {
+		list, err := c.kube.CoreV1().Events(c.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=a,reason=ErrResourceExists,type=Warning"})
+		require.NoError(t, err)
+		return len(list.Items) > 0 && list.Items[0].InvolvedObject.Kind == "ConfigMap"
+	})
 	adopt.Store(true)
 	eventually(t, "adopted", func() bool { return c.secret("a").Annotations[k8s.OwnerAnnotation] == maps.Key("a").String() })
 	require.Equal(t, map[string][]byte{"theirs": []byte("1"), "ours": []byte("1")}, c.secret("a").Data)
@@ -252,4 +257,80 @@ func TestReleaseRemovesTheMarksOnly(t *testing.T) {
 	require.Equal(t, map[string]string{"kept": "1"}, s.Labels)
 	require.Empty(t, s.OwnerReferences)
 	require.Equal(t, "1", string(s.Data["v"]))
+}
+
+func TestCreateLeavesWhatIsThere(t *testing.T) {
+	c := newCluster(t)
+	c.putConfigMap("a", "1")
+	maps, secrets := c.configMaps(k8s.ResourceConfig{}), c.secrets(k8s.ResourceConfig{WriteConfig: k8s.WriteConfig{Mode: k8s.ModeCreate}})
+	var runs atomic.Int64
+	c.run(engine.Config{Controllers: []engine.Controller{engine.NewController("copy").For(maps).Owns(secrets).WithHandler(copies(secrets, dataOf, &runs))}})
+	eventually(t, "made", func() bool { return c.hasSecret("a") })
+	eventually(t, "at rest", func() bool { return runs.Load() >= 2 }) // the primary, and the echo of what it owns
+	before := runs.Load()
+	c.putConfigMap("a", "2")
+	eventually(t, "again", func() bool { return runs.Load() > before })
+	require.Equal(t, "1", string(c.secret("a").Data["value"]))
+}
+
+func TestDeletionPropagatesAsConfigured(t *testing.T) {
+	c := newCluster(t)
+	c.putConfigMap("a", "1")
+	maps := c.configMaps(k8s.ResourceConfig{WriteConfig: k8s.WriteConfig{Propagation: "Foreground"}})
+	require.NoError(t, maps.Delete(t.Context(), maps.Key("a"), engine.Write{}))
+	cm, err := k8s.Get[*corev1.ConfigMap](t.Context(), maps, maps.Key("a"))
+	require.NoError(t, err)
+	require.NotNil(t, cm.DeletionTimestamp)
+	require.Equal(t, []string{metav1.FinalizerDeleteDependents}, cm.Finalizers, "a garbage collector would remove it")
+}
+
+func TestAWriteCarriesItsTraceAndAChangeIsTracedToIt(t *testing.T) {
+	const tp = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	c := newCluster(t)
+	c.putConfigMap("a", "1")
+	maps, secrets := c.configMaps(k8s.ResourceConfig{}), c.secrets(k8s.ResourceConfig{})
+	traced := func(next engine.Handler) engine.Handler {
+		return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+			rt.SetTraceparent(tp)
+			return next(ctx, rt, req)
+		}
+	}
+	var causes atomic.Pointer[[]engine.Cause]
+	c.run(engine.Config{Controllers: []engine.Controller{
+		engine.NewController("copy").For(maps).Owns(secrets).WithMiddleware(traced).WithHandler(copies(secrets, dataOf, nil)),
+		engine.NewController("watch").For(secrets).WithHandler(func(_ context.Context, _ engine.Runtime, req engine.Request) (engine.Result, error) {
+			all := req.Causes.All()
+			causes.Store(&all)
+			return engine.Result{}, nil
+		}),
+	}})
+	eventually(t, "made", func() bool { return c.hasSecret("a") })
+	require.Equal(t, tp, c.secret("a").Annotations[k8s.TraceparentAnnotation])
+	eventually(t, "linked", func() bool { x := causes.Load(); return x != nil && (*x)[0].Traceparent == tp })
+}
+
+// TestOneControllerJoinsTwoClusters has its primary in one cluster and what it owns in another.
+func TestOneControllerJoinsTwoClusters(t *testing.T) {
+	here, there := newCluster(t), newClusterAt(t, ownCluster(t).Kubeconfig)
+	connect := func(file, scope string) *k8s.Connection {
+		conn, err := k8s.Connect(t.Context(), k8s.ConnectionConfig{Kubeconfig: file, Scope: scope})
+		require.NoError(t, err)
+		return conn
+	}
+	open := func(conn *k8s.Connection, namespace, kind string) *k8s.Resource {
+		r, err := k8s.Open(conn, k8s.ResourceConfig{APIVersion: "v1", Kind: kind, Namespaces: []string{namespace}})
+		require.NoError(t, err)
+		return r
+	}
+	maps, secrets := open(connect(kubeconfig, "here"), here.namespace, "ConfigMap"), open(connect(there.kubeconfig, "there"), there.namespace, "Secret")
+	here.putConfigMap("a", "1")
+	here.run(engine.Config{Controllers: []engine.Controller{engine.NewController("copy").For(maps).Owns(secrets).WithHandler(copies(secrets, dataOf, nil))}})
+	eventually(t, "made there", func() bool { return there.hasSecret("a") })
+	s := there.secret("a")
+	require.Empty(t, s.OwnerReferences)
+	require.Equal(t, "k8s/core/ConfigMap@here:"+here.namespace+"/a", s.Annotations[k8s.OwnerAnnotation])
+	require.NoError(t, there.kube.CoreV1().Secrets(there.namespace).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+	eventually(t, "made again", func() bool { return there.hasSecret("a") })
+	here.deleteConfigMap("a")
+	eventually(t, "collected", func() bool { return !there.hasSecret("a") })
 }

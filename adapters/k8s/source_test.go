@@ -194,3 +194,34 @@ func TestReadersGetCopiesAndOnlyWhatIsKept(t *testing.T) {
 	_, err = full.Get(t.Context(), full.Key("b"))
 	require.ErrorIs(t, err, engine.ErrNotFound)
 }
+
+func TestObjectsAreFoundByLabelAndField(t *testing.T) {
+	c := newCluster(t)
+	maps := c.configMaps(k8s.ResourceConfig{Cache: k8s.CacheFull, Fields: []string{"data.value"}, IndexLabels: []string{"app"}})
+	_, err := maps.ByLabel("app", "shop")
+	require.ErrorContains(t, err, "its first list has not ended")
+	c.putConfigMap("a", "1")
+	x := follow(t, maps)
+	eventually(t, "listed", func() bool { return x.listed() == 1 })
+	c.putConfigMap("b", "1")
+	_, err = c.kube.CoreV1().ConfigMaps(c.namespace).Patch(t.Context(), "a", types.MergePatchType, []byte(`{"metadata":{"labels":{"app":"shop"}}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	eventually(t, "by label", func() bool {
+		found, err := maps.ByLabel("app", "shop")
+		require.NoError(t, err)
+		return len(found) == 1 && dataOf(found[0]) == "1"
+	})
+	eventually(t, "by field", func() bool {
+		found, err := maps.ByField("data.value", "1")
+		require.NoError(t, err)
+		return len(found) == 2
+	})
+	c.putConfigMap("b", "2")
+	eventually(t, "moved", func() bool {
+		one, err1 := maps.ByField("data.value", "1")
+		two, err2 := maps.ByField("data.value", "2")
+		return err1 == nil && err2 == nil && len(one) == 1 && len(two) == 1
+	})
+	_, err = maps.ByLabel("tier", "x")
+	require.EqualError(t, err, `label "tier" of source configmap is not indexed; IndexLabels are [app]`)
+}

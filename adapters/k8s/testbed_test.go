@@ -53,12 +53,13 @@ func must(err error) {
 
 // cluster is a namespace of its own in the cluster, and clients for it.
 type cluster struct {
-	t         *testing.T
-	namespace string
-	conn      *k8s.Connection
-	kube      kubernetes.Interface
-	log       *logged
-	patches   atomic.Int64 // that conn has sent
+	t          *testing.T
+	kubeconfig string
+	namespace  string
+	conn       *k8s.Connection
+	kube       kubernetes.Interface
+	log        *logged
+	patches    atomic.Int64 // that conn has sent
 }
 
 type counter struct {
@@ -95,7 +96,7 @@ func newCluster(t *testing.T) *cluster { return newClusterAt(t, kubeconfig) }
 
 func newClusterAt(t *testing.T, kubeconfig string) *cluster {
 	t.Helper()
-	c := &cluster{t: t, log: &logged{}}
+	c := &cluster{t: t, kubeconfig: kubeconfig, log: &logged{}}
 	logger := slog.New(slog.NewTextHandler(c.log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	t.Cleanup(func() {
 		if t.Failed() {

@@ -142,12 +142,16 @@ func (f runFlags) tracerProvider(ctx context.Context, cfg app.Config) (*sdktrace
 func options(cfg app.Config, log *slog.Logger, provider *sdktrace.TracerProvider) app.Options {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	countKubernetes(registry)
 	m := metrics.New(registry)
 	with := engine.Config{Hooks: m.Hooks()}
 	if provider != nil {
 		system := "nats"
-		if cfg.Bus != nil && cfg.Bus.Type == "memory" {
+		switch {
+		case cfg.Bus != nil && cfg.Bus.Type == "memory":
 			system = "in_memory"
+		case cfg.Bus != nil:
+			system = cfg.Bus.Type
 		}
 		tracing.New(tracing.Config{TracerProvider: provider, System: system, Parent: cfg.Tracing.Causality == "parent"}).Install(&with)
 	}

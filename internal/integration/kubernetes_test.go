@@ -67,6 +67,9 @@ func TestServicesShowInABucket(t *testing.T) {
 	require.NoError(t, services.Delete(t.Context(), "late", metav1.DeleteOptions{}))
 	eventually(t, "gone", func() bool { return get(registry, "default.late") == "" })
 	require.Contains(t, fetch(t, p, "server.health", "/readyz?verbose"), "[+] source services\n")
+	metrics := fetch(t, p, "server.metrics", "/metrics")
+	require.Contains(t, metrics, `rest_client_requests_total{code="200",host="`)
+	require.Contains(t, metrics, `rest_client_rate_limiter_duration_seconds_count{host="`)
 
 	// What goes while nobody watches is noticed at the next start.
 	p.signal(syscall.SIGTERM)
