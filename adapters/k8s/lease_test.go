@@ -13,6 +13,7 @@ import (
 	"github.com/windlass-dev/windlass/adapters/k8s"
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/enginetest"
+	"github.com/windlass-dev/windlass/engine/kv"
 	"github.com/windlass-dev/windlass/engine/lease"
 	"github.com/windlass-dev/windlass/sources/memory"
 )
@@ -102,4 +103,13 @@ func (l *cutLeases) Acquire(ctx context.Context, name, holder string, ttl time.D
 		return false, 0, context.Cause(ctx)
 	}
 	return l.Leases.Acquire(ctx, name, holder, ttl)
+}
+
+func TestStore(t *testing.T) {
+	enginetest.TestStore(t, func(t *testing.T) kv.Store {
+		c := newCluster(t)
+		s, err := k8s.NewStore(c.conn, c.namespace, "suite")
+		require.NoError(t, err)
+		return s
+	})
 }
