@@ -118,7 +118,7 @@ func (r *Resource) writer(namespace string) (dynamic.ResourceInterface, error) {
 	if _, err := r.at(namespace); err != nil { // it checks the namespace
 		return nil, err
 	}
-	m, err := r.resolve()
+	m, _, err := r.resolve()
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (r *Resource) written(u *unstructured.Unstructured, err error) (string, err
 	if err != nil {
 		return "", explained(err)
 	}
-	if r.index.isSynced() && !r.cfg.DryRun {
+	if r.index.isSynced() && !r.cfg.DryRun && r.watches(u) {
 		if o, err := r.typed(u); err == nil {
 			r.index.put(nameIn(o), r.entryOf(o, r.keepsObjects()), false)
 		}

@@ -16,18 +16,20 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// client reads objects of one kind in one namespace, or in all.
+// client reads objects of one kind, in one namespace or in all.
 type client interface {
+	in(namespace string) client
 	get(ctx context.Context, name string) (runtime.Object, error)
 	list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error)
 	watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error)
 }
 
 // client returns the one that decodes into client-go's types, from protobuf, if there is one of that kind.
-func (c *Connection) client(m *meta.RESTMapping, namespace string) (client, error) {
+func (c *Connection) client(m *meta.RESTMapping) (client, error) {
 	gvk := m.GroupVersionKind
 	if !scheme.Scheme.Recognizes(gvk) || !scheme.Scheme.Recognizes(listKind(gvk)) {
-		return untyped{c.dynamic.Resource(m.Resource).Namespace(namespace)}, nil
+		of := c.dynamic.Resource(m.Resource)
+		return untyped{of, of}, nil
 	}
 	config := rest.CopyConfig(c.config)
 	gv := gvk.GroupVersion()
@@ -38,7 +40,7 @@ func (c *Connection) client(m *meta.RESTMapping, namespace string) (client, erro
 	if err != nil {
 		return nil, fmt.Errorf("client of %s: %w", gvk, err)
 	}
-	return typed{r, m, namespace}, nil
+	return typed{r, m, metav1.NamespaceAll}, nil
 }
 
 func listKind(gvk schema.GroupVersionKind) schema.GroupVersionKind {
@@ -50,6 +52,11 @@ type typed struct {
 	rest      *rest.RESTClient
 	m         *meta.RESTMapping
 	namespace string
+}
+
+func (c typed) in(namespace string) client {
+	c.namespace = namespace
+	return c
 }
 
 func (c typed) request() *rest.Request {
@@ -77,7 +84,13 @@ func (c typed) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interf
 	return c.request().VersionedParams(&opts, scheme.ParameterCodec).Watch(ctx)
 }
 
-type untyped struct{ dynamic.ResourceInterface }
+type untyped struct {
+	dynamic.ResourceInterface
+
+	of dynamic.NamespaceableResourceInterface
+}
+
+func (c untyped) in(namespace string) client { return untyped{c.of.Namespace(namespace), c.of} }
 
 func (c untyped) get(ctx context.Context, name string) (runtime.Object, error) {
 	return result(c.Get(ctx, name, metav1.GetOptions{}))
@@ -102,11 +115,20 @@ func result[T interface {
 	return o, nil
 }
 
-func (c *Connection) metadataClient(m *meta.RESTMapping, namespace string) client {
-	return metadataOnly{c.metadata.Resource(m.Resource).Namespace(namespace)}
+func (c *Connection) metadataClient(m *meta.RESTMapping) client {
+	of := c.metadata.Resource(m.Resource)
+	return metadataOnly{of, of}
 }
 
-type metadataOnly struct{ metadata.ResourceInterface }
+type metadataOnly struct {
+	metadata.ResourceInterface
+
+	of metadata.Getter
+}
+
+func (c metadataOnly) in(namespace string) client {
+	return metadataOnly{c.of.Namespace(namespace), c.of}
+}
 
 func (c metadataOnly) get(ctx context.Context, name string) (runtime.Object, error) {
 	return result(c.Get(ctx, name, metav1.GetOptions{}))

@@ -59,9 +59,8 @@ func (r *Resource) runInformer(ctx context.Context, emit engine.Emit) error {
 	}
 	f := r.newFollower(emit)
 	f.ctx, f.stop = context.WithCancelCause(ctx)
-	defer f.stop(nil)
 	f.lanes = lanes.New(f.tell, func() {})
-	defer f.lanes.Close()
+	defer f.end()
 	if err := emit(ctx, engine.Event{Operation: engine.ListStarted}); err != nil {
 		return err
 	}
@@ -138,11 +137,22 @@ func (f *follower) hear(o any, op engine.Operation) {
 	f.add(engine.Event{Key: f.r.keyOf(n), Operation: op})
 }
 
-// add gives a lane something to tell. It fails only when the run ends.
+// end closes the lanes. An informer may still be calling, or be about to.
+func (f *follower) end() {
+	f.stop(nil) // whatever waits in a lane gives up
+	f.mu.Lock()
+	f.ended = true
+	f.mu.Unlock()
+	f.lanes.Close()
+}
+
+// add gives a lane something to tell, unless the run has ended.
 func (f *follower) add(e engine.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	_ = f.lanes.Add(e)
+	if !f.ended {
+		_ = f.lanes.Add(e) // it fails when the run ends
+	}
 }
 
 func nameOfAny(o any) name {

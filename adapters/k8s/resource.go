@@ -103,8 +103,11 @@ type Resource struct {
 	informer *informed
 	fields   [][]string
 
+	selector labels.Selector
+
 	mu      sync.Mutex
-	mapping *meta.RESTMapping // once it is known
+	mapping *meta.RESTMapping // once it is known, and the client for it
+	client  client
 	status  error
 }
 
@@ -131,6 +134,7 @@ func Open(conn *Connection, cfg ResourceConfig) (*Resource, error) {
 	for _, f := range cfg.Fields {
 		r.fields = append(r.fields, strings.Split(f, "."))
 	}
+	r.selector, _ = labels.Parse(cfg.LabelSelector) // it was validated
 	r.index.init()
 	r.index.indexed = cfg.IndexLabels
 	r.labels.seed = maphash.MakeSeed()
@@ -182,21 +186,24 @@ func (r *Resource) CompareRevisions(a, b string) (int, error) {
 	return resourceversion.CompareResourceVersion(a, b)
 }
 
-// resolve returns how the kind is called in the cluster.
-func (r *Resource) resolve() (*meta.RESTMapping, error) {
+// resolve returns how the kind is called in the cluster, and a client for it.
+func (r *Resource) resolve() (*meta.RESTMapping, client, error) {
 	if r.informer != nil {
-		return nil, fmt.Errorf("source %s is an informer: only what that holds can be read, once it has synced, and nothing can be written", r.cfg.Name)
+		return nil, nil, fmt.Errorf("source %s is an informer: only what that holds can be read, once it has synced, and nothing can be written", r.cfg.Name)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mapping == nil {
 		m, err := r.conn.mapping(r.gvk)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		if r.client, err = r.conn.client(m); err != nil {
+			return nil, nil, err
 		}
 		r.mapping = m
 	}
-	return r.mapping, nil
+	return r.mapping, r.client, nil
 }
 
 // forget asks for the mapping again the next time: the kind may have been removed.
@@ -209,7 +216,7 @@ func (r *Resource) forget() {
 
 // at returns the client for the objects in a namespace.
 func (r *Resource) at(namespace string) (client, error) {
-	m, err := r.resolve()
+	m, c, err := r.resolve()
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +226,7 @@ func (r *Resource) at(namespace string) (client, error) {
 		}
 		return nil, fmt.Errorf("%w: a %s is in no namespace, and namespace %q was named", engine.ErrInvalid, r.gvk.Kind, namespace)
 	}
-	return r.conn.client(m, namespace)
+	return c.in(namespace), nil
 }
 
 // Get implements engine.Reader. With cache full or fields, and once the first list has ended, it reads from memory.
@@ -256,6 +263,11 @@ func (r *Resource) List(ctx context.Context) ([]engine.Object, error) {
 		}
 	}
 	return objects, nil
+}
+
+// watches says whether the watch tells of an object.
+func (r *Resource) watches(o metav1.Object) bool {
+	return r.cfg.FieldSelector == "" && r.selector.Matches(labels.Set(o.GetLabels()))
 }
 
 // Owned returns the keys of the objects that owner owns.
@@ -303,17 +315,14 @@ func (r *Resource) lookUp(l lookup) ([]engine.Object, error) {
 
 // each lists in pages from the server.
 func (r *Resource) each(ctx context.Context, namespace, selector string, full bool, f func(o runtime.Object)) error {
-	m, err := r.resolve()
+	m, c, err := r.resolve()
 	if err != nil {
 		return err
 	}
-	c, err := r.conn.client(m, namespace)
 	if !full {
-		c, err = r.conn.metadataClient(m, namespace), nil
+		c = r.conn.metadataClient(m)
 	}
-	if err != nil {
-		return err
-	}
+	c = c.in(namespace)
 	opts := metav1.ListOptions{LabelSelector: selector, FieldSelector: r.cfg.FieldSelector, Limit: 500}
 	for {
 		list, err := c.list(ctx, opts)

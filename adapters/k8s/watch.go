@@ -22,17 +22,21 @@ import (
 
 // Run implements engine.Source.
 func (r *Resource) Run(ctx context.Context, emit engine.Emit) error {
-	defer r.index.setSynced(false) // nobody keeps it up to date from here on
+	if !r.keepsObjects() {
+		// Nobody keeps the index up to date from here on. What is read from memory goes on to be: it is filled again at once, and a
+		// read that is older than its cause is repeated.
+		defer r.index.setSynced(false)
+	}
 	if r.informer != nil {
 		return r.runInformer(ctx, emit)
 	}
 	for ctx.Err() == nil {
-		m, err := r.await(ctx)
+		m, c, err := r.await(ctx)
 		if err != nil {
 			return err
 		}
 		f := r.newFollower(emit)
-		err = f.run(ctx, m)
+		err = f.run(ctx, m, c)
 		if !errors.Is(err, errKindUnknown) {
 			return err
 		}
@@ -46,12 +50,15 @@ const (
 	longestLook = 10 * time.Second
 )
 
-// await returns the mapping of the kind as soon as the server knows it.
-func (r *Resource) await(ctx context.Context) (*meta.RESTMapping, error) {
+// await returns the mapping of the kind, and the client to follow it with, as soon as the server knows it.
+func (r *Resource) await(ctx context.Context) (*meta.RESTMapping, client, error) {
 	for wait := firstLook; ; wait = min(2*wait, longestLook) {
-		m, err := r.resolve()
+		m, c, err := r.resolve()
+		if err == nil && !r.keepsObjects() && len(r.fields) == 0 {
+			c = r.conn.metadataClient(m)
+		}
 		if !errors.Is(err, errKindUnknown) {
-			return m, err
+			return m, c, err
 		}
 		if r.Status() == nil {
 			r.conn.log.WarnContext(ctx, "the source waits for its kind", "source", r.cfg.Name, "err", err)
@@ -59,7 +66,7 @@ func (r *Resource) await(ctx context.Context) (*meta.RESTMapping, error) {
 		r.setStatus(err)
 		select {
 		case <-ctx.Done():
-			return nil, nil //nolint:nilnil // an ended context is how a source ends.
+			return nil, nil, nil // an ended context is how a source ends
 		case <-time.After(wait):
 		}
 	}
@@ -73,6 +80,7 @@ type follower struct {
 	ctx  context.Context //nolint:containedctx // the run's: reflectors give their store none.
 
 	mu       sync.Mutex // reflectors call at once
+	ended    bool       // the lanes are closed
 	lanes    *lanes.Lanes
 	unlisted int // namespaces whose first list has not ended
 }
@@ -82,7 +90,7 @@ func (r *Resource) newFollower(emit engine.Emit) *follower {
 }
 
 // run lists and watches until ctx ends, and returns nil then. It returns errKindUnknown if the kind was removed, when that was told.
-func (f *follower) run(ctx context.Context, m *meta.RESTMapping) error {
+func (f *follower) run(ctx context.Context, m *meta.RESTMapping, c client) error {
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -99,11 +107,7 @@ func (f *follower) run(ctx context.Context, m *meta.RESTMapping) error {
 	}
 	var group sync.WaitGroup
 	for _, namespace := range f.r.namespaces() {
-		lw, err := f.listWatch(m, namespace)
-		if err != nil {
-			return err
-		}
-		reflector := cache.NewReflectorWithOptions(lw, nil, &namespaceStore{f: f, namespace: namespace}, cache.ReflectorOptions{
+		reflector := cache.NewReflectorWithOptions(f.listWatch(c.in(namespace)), nil, &namespaceStore{f: f, namespace: namespace}, cache.ReflectorOptions{
 			Name: f.r.cfg.Name, TypeDescription: m.GroupVersionKind.String(), Logger: &logger,
 			// Client-go's own begins with 0.8 s: too long for who waits for a restarted server.
 			Backoff: &wait.Backoff{Duration: 100 * time.Millisecond, Cap: 10 * time.Second, Steps: 100, Factor: 2, Jitter: 0.5},
@@ -124,7 +128,7 @@ func (f *follower) run(ctx context.Context, m *meta.RESTMapping) error {
 // lost looks why the server does not know the kind any more. If it was removed, its objects are told as deleted.
 func (f *follower) lost(ctx context.Context, cause error) error {
 	f.r.forget()
-	if _, err := f.r.resolve(); !errors.Is(err, errKindUnknown) {
+	if _, _, err := f.r.resolve(); !errors.Is(err, errKindUnknown) {
 		return cause
 	}
 	f.ctx = ctx
@@ -141,14 +145,7 @@ func (f *follower) lost(ctx context.Context, cause error) error {
 }
 
 // listWatch lists and watches a namespace, and notes how that goes.
-func (f *follower) listWatch(m *meta.RESTMapping, namespace string) (*cache.ListWatch, error) {
-	c := f.r.conn.metadataClient(m, namespace)
-	if f.r.keepsObjects() || len(f.r.fields) > 0 {
-		var err error
-		if c, err = f.r.conn.client(m, namespace); err != nil {
-			return nil, err
-		}
-	}
+func (f *follower) listWatch(c client) *cache.ListWatch {
 	options := func(o *metav1.ListOptions) {
 		o.LabelSelector, o.FieldSelector = f.r.cfg.LabelSelector, f.r.cfg.FieldSelector
 	}
@@ -163,7 +160,7 @@ func (f *follower) listWatch(m *meta.RESTMapping, namespace string) (*cache.List
 			w, err := c.watch(ctx, o)
 			return w, f.note(ctx, err)
 		},
-	}, nil
+	}
 }
 
 // note keeps why the server cannot be listed or watched, for readiness, and ends the run if it does not know the kind.

@@ -15,6 +15,7 @@ import (
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/windlass-dev/windlass/internal/oldest"
 	"github.com/windlass-dev/windlass/internal/tlsfile"
 )
 
@@ -124,6 +125,9 @@ func (c ConnectionConfig) options() ([]natsgo.Option, error) {
 	return opts, nil
 }
 
+// oldestServer is the first version whose streams let messages end by themselves, as memberships and leases do.
+const oldestServer = "2.11"
+
 func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []natsgo.Option) (*Connection, error) {
 	c := &Connection{scope: cfg.Scope, url: shown, log: cfg.Logger}
 	if c.log == nil {
@@ -163,6 +167,10 @@ func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []nat
 		return nil, connectError(shown, err)
 	}
 	c.nc = nc
+	if err := oldest.Check(nc.ConnectedServerVersion(), oldestServer); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("connect to NATS at %s: %w", shown, err)
+	}
 	if c.js, err = jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000)); err == nil {
 		probe, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()

@@ -62,5 +62,5 @@ func streamError(name string, err error) error {
 	if transient(err) {
 		return fmt.Errorf("set up stream %s: %w: the server, or a majority of its cluster, is not ready", name, err)
 	}
-	return fmt.Errorf("set up stream %s: %w: NATS 2.11 or later is needed, and the right to manage streams", name, err)
+	return fmt.Errorf("set up stream %s: %w: the right to manage streams is needed", name, err)
 }

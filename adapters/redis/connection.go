@@ -7,12 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/windlass-dev/windlass/internal/oldest"
 	"github.com/windlass-dev/windlass/internal/tlsfile"
 )
 
@@ -88,8 +88,8 @@ type Connection struct {
 	log     *slog.Logger
 }
 
-// oldest is the first version that has all that is used here.
-const oldest = "6.2"
+// oldestServer is the first version that has all that is used here.
+const oldestServer = "6.2"
 
 // Connect connects, and fails if no server answers, or one that is too old or may drop what it has accepted.
 func Connect(ctx context.Context, cfg ConnectionConfig) (*Connection, error) {
@@ -159,8 +159,8 @@ func (c *Connection) inspect(ctx context.Context) error {
 			info[name] = value
 		}
 	}
-	if v := info["redis_version"]; older(v, oldest) {
-		return fmt.Errorf("it is version %s, and %s or later is needed", v, oldest)
+	if err := oldest.Check(info["redis_version"], oldestServer); err != nil {
+		return err
 	}
 	if policy := info["maxmemory_policy"]; info["maxmemory"] != "0" && strings.HasPrefix(policy, "allkeys-") {
 		return fmt.Errorf("maxmemory-policy is %s: when its memory is full, it would drop requests without a word; set it to noeviction", policy)
@@ -186,23 +186,6 @@ func advice(err error) string {
 	default:
 		return "check address, tls and the credentials"
 	}
-}
-
-// older compares versions by their first two numbers. What cannot be read is not older.
-func older(version, than string) bool {
-	parse := func(s string) (n [2]int) {
-		for i, part := range strings.SplitN(s, ".", 3) {
-			if i < 2 {
-				n[i], _ = strconv.Atoi(part)
-			}
-		}
-		return n
-	}
-	if version == "" {
-		return false
-	}
-	a, b := parse(version), parse(than)
-	return a[0] < b[0] || a[0] == b[0] && a[1] < b[1]
 }
 
 // Scope is the name of the connection.

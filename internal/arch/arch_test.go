@@ -40,6 +40,7 @@ var layers = []struct {
 	{"internal/tlsfile", nil}, // and tlstest
 	{"internal/link", nil},
 	{"internal/nearest", nil},
+	{"internal/oldest", nil},
 	{"internal/lanes", []string{"engine"}},
 	{"internal/testbed/with", []string{"internal/testbed"}},
 	{"internal/testbed", nil},
@@ -57,7 +58,7 @@ var layers = []struct {
 	{"sinks/memory", []string{"engine", "sources/memory"}},
 	{"sinks/", []string{"engine"}},
 	{"adapters/k8s/k8stest", []string{"adapters/k8s"}},
-	{"adapters/", []string{"engine", "engine/kv", "engine/lease", "internal/queue", "internal/owner", "internal/ownedqueue", "internal/tlsfile", "internal/lanes", "internal/nearest"}},
+	{"adapters/", []string{"engine", "engine/kv", "engine/lease", "internal/queue", "internal/owner", "internal/ownedqueue", "internal/tlsfile", "internal/lanes", "internal/nearest", "internal/oldest"}},
 	{"tracing/otlp", nil},
 	{"tracing", []string{"engine"}},
 	{"cmd/", []string{"engine", "engine/admin", "engine/app", "engine/metrics", "engine/sync", "adapters/k8s", "adapters/nats", "adapters/redis", "sources/topic", "tracing", "tracing/otlp"}},

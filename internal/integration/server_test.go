@@ -19,7 +19,7 @@ import (
 )
 
 // TestExampleOnTheUsersServer runs the example with a URL in place of the embedded server.
-func TestExampleOnTheUsersServer(t *testing.T) { onTheUsersServer(t, "") }
+func TestExampleOnTheUsersServer(t *testing.T) { onTheUsersServer(t, usersServer(t), "") }
 
 // TestExampleWithTheBusOnRedis has the buckets on NATS and the queue on Redis.
 func TestExampleWithTheBusOnRedis(t *testing.T) {
@@ -39,21 +39,27 @@ func TestExampleWithTheBusOnRedis(t *testing.T) {
 		}
 		return err == nil
 	})
-	onTheUsersServer(t, "127.0.0.1:"+port)
+	onTheUsersServer(t, usersServer(t), "127.0.0.1:"+port)
 }
 
-func onTheUsersServer(t *testing.T, redis string) {
+// usersServer starts a NATS server and returns its URL.
+func usersServer(t *testing.T) string {
 	t.Helper()
 	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true})
 	require.NoError(t, err)
 	s.Start()
-	defer func() { s.Shutdown(); s.WaitForShutdown() }()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	require.True(t, s.ReadyForConnections(10*time.Second))
+	return s.ClientURL()
+}
+
+func onTheUsersServer(t *testing.T, url, redis string) {
+	t.Helper()
 	port := 0
-	_, err = fmt.Sscanf(s.ClientURL(), "nats://127.0.0.1:%d", &port)
+	_, err := fmt.Sscanf(url, "nats://127.0.0.1:%d", &port)
 	require.NoError(t, err)
 
-	dir := exampleOn(t, s.ClientURL(), redis)
+	dir := exampleOn(t, url, redis)
 	p := start(t, dir, nil, binary, "run", "-c", "engine.yaml")
 	js := client(t, port)
 	orders, shipments := bucket(t, js, "orders"), bucket(t, js, "shipments")
