@@ -12,6 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
@@ -93,6 +94,10 @@ func (r *Resource) Apply(ctx context.Context, o engine.Object, w engine.Write) (
 	u := &unstructured.Unstructured{Object: body}
 	if err := r.mark(ctx, u, o, w); err != nil {
 		return "", err
+	}
+	if !r.selector.Matches(labels.Set(u.GetLabels())) {
+		return "", fmt.Errorf("%w: %s: the labelSelector of %s, %s, would not choose it, so it would not be seen again: give it the labels",
+			engine.ErrInvalid, o.Key, r.cfg.Name, r.cfg.LabelSelector)
 	}
 	if w.Absent && r.cfg.Mode != ModeApply && r.cfg.Mode != "" {
 		return r.written(at.Create(ctx, u, metav1.CreateOptions{FieldManager: r.cfg.FieldManager, DryRun: r.cfg.dryRuns()}))

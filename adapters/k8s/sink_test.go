@@ -334,3 +334,12 @@ func TestOneControllerJoinsTwoClusters(t *testing.T) {
 	here.deleteConfigMap("a")
 	eventually(t, "collected", func() bool { return !there.hasSecret("a") })
 }
+
+func TestWhatTheSelectorWouldNotChooseIsNotWritten(t *testing.T) {
+	maps := newCluster(t).configMaps(k8s.ResourceConfig{LabelSelector: "app=shop"})
+	_, err := maps.Apply(t.Context(), engine.Object{Key: maps.Key("a"), Value: []byte(`{}`)}, engine.Write{Absent: true})
+	require.ErrorIs(t, err, engine.ErrInvalid)
+	require.ErrorContains(t, err, "app=shop, would not choose it")
+	_, err = maps.Apply(t.Context(), engine.Object{Key: maps.Key("a"), Value: []byte(`{"metadata":{"labels":{"app":"shop"}}}`)}, engine.Write{Absent: true})
+	require.NoError(t, err)
+}

@@ -49,6 +49,9 @@ func eventually(t *testing.T, what string, cond func() bool) {
 // program returns the path of a program, and skips the test where it is not installed. Where everything must run it fails.
 func program(t *testing.T, name string) string {
 	t.Helper()
+	if other := os.Getenv("REDIS_SERVER"); other != "" && name == "redis-server" {
+		name = other // Valkey, say
+	}
 	path, err := exec.LookPath(name)
 	if err != nil && os.Getenv("CI") == "" {
 		t.Skipf("%s is not installed (Debian: apt-get install redis-server)", name)
