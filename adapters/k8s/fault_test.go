@@ -4,6 +4,7 @@ package k8s_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -289,4 +290,45 @@ func TestTenThousandObjects(t *testing.T) {
 		stop()
 		require.NoError(t, <-done)
 	}
+}
+
+// TestAControllerComesAndGoesWhileTheEngineRuns adds one whose kind is not there yet.
+func TestAControllerComesAndGoesWhileTheEngineRuns(t *testing.T) {
+	c, client := newCluster(t), dynamicClient(t)
+	maps := c.configMaps(k8s.ResourceConfig{})
+	var h handled
+	e := c.run(engine.Config{Controllers: []engine.Controller{engine.NewController("maps").For(maps).WithHandler(h.record(dataOf))}})
+	boats := c.open(k8s.ResourceConfig{APIVersion: "atruntime.dev/v1", Kind: "Boat"})
+	eventually(t, "added", func() bool {
+		return e.Add(t.Context(), engine.NewController("boats").For(boats).WithHandler(h.record(func(engine.Object) string { return "boat" }))) == nil
+	})
+	readiness := func() error {
+		for _, s := range e.Sources() {
+			if s.Name == "boat" {
+				return s.Err
+			}
+		}
+		return errors.New("no such source")
+	}
+	eventually(t, "not ready, and why", func() bool {
+		err := readiness()
+		return err != nil && strings.Contains(err.Error(), "the server has no such kind: Boat")
+	})
+	c.putConfigMap("a", "1")
+	eventually(t, "the other works", func() bool { return h.last("a").value == "1" })
+	define(t, client, "atruntime.dev", "Boat")
+	eventually(t, "ready", func() bool { return readiness() == nil })
+	at := client.Resource(schema.GroupVersionResource{Group: "atruntime.dev", Version: "v1", Resource: "boats"}).Namespace(c.namespace)
+	_, err := at.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "atruntime.dev/v1", "kind": "Boat", "metadata": map[string]any{"name": "b"},
+	}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	eventually(t, "reconciled", func() bool { return h.last("b").value == "boat" })
+	require.NoError(t, e.Remove(t.Context(), "boats"))
+	require.ErrorContains(t, readiness(), "no such source")
+	runs := len(h.of("b"))
+	require.NoError(t, at.Delete(t.Context(), "b", metav1.DeleteOptions{}))
+	c.putConfigMap("a", "2")
+	eventually(t, "the other still works", func() bool { return h.last("a").value == "2" })
+	require.Len(t, h.of("b"), runs)
 }

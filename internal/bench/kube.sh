@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Alternates the engine with a controller-runtime manager on one API server, and prints the medians. PEERS is a directory with
-# a program cmd/kube that seeds and measures; without it, nothing can be compared. ROUNDS and OBJECTS as named.
+# a program cmd/kube that seeds and measures; without it, nothing can be compared. ROUNDS, OBJECTS and UPDATES as named.
 set -euo pipefail
-rounds=${ROUNDS:-3} objects=${OBJECTS:-10000} peers=${PEERS:?a directory with the program cmd/kube of the peers}
+rounds=${ROUNDS:-3} objects=${OBJECTS:-10000} updates=${UPDATES:-2000} peers=${PEERS:?a directory with the program cmd/kube of the peers}
 log=$(mktemp) bin=$(mktemp -d)
 trap 'rm -rf "$log" "$bin"' EXIT
 export KUBECONFIG=$WINDLASS_KUBECONFIG
@@ -21,12 +21,12 @@ measure() { # name command…
 }
 for round in $(seq "$rounds"); do
   echo "round $round of $rounds" >&2
-  measure controller-runtime/metadata "$bin/peer" -expect "$objects" -metadata
-  measure windlass/metadata "$bin/windlass" -expect "$objects" -cache metadata
-  measure controller-runtime/full "$bin/peer" -expect "$objects"
-  measure windlass/full "$bin/windlass" -expect "$objects" -cache full
-  measure windlass/fields "$bin/windlass" -expect "$objects" -cache fields
-  measure windlass/metadata/jetstream "$bin/windlass" -expect "$objects" -cache metadata -bus nats
+  measure controller-runtime/metadata "$bin/peer" -updates "$updates" -expect "$objects" -metadata
+  measure windlass/metadata "$bin/windlass" -updates "$updates" -expect "$objects" -cache metadata
+  measure controller-runtime/full "$bin/peer" -updates "$updates" -expect "$objects"
+  measure windlass/full "$bin/windlass" -updates "$updates" -expect "$objects" -cache full
+  measure windlass/fields "$bin/windlass" -updates "$updates" -expect "$objects" -cache fields
+  measure windlass/metadata/jetstream "$bin/windlass" -updates "$updates" -expect "$objects" -cache metadata -bus nats
 done
 awk '
   function median(name, column,   i, j, t, m, v) {

@@ -113,3 +113,30 @@ func exercise(t *testing.T, name string, rules []rbacv1.PolicyRule) (p *process,
 		return came && err != nil
 	}
 }
+
+func TestRolesForAKindThatIsNotBuiltIn(t *testing.T) {
+	dir, _, env, _ := clusterExample(t, "services-to-nats")
+	rbac := func(resource string, env []string) *process {
+		text := fmt.Sprintf(`
+apiVersion: windlass.dev/v1alpha1
+kind: Engine
+connections: { cluster: { kubernetes: {} } }
+sources: [ { name: services, kubernetes: { apiVersion: %s, kind: %s, resource: %q, cache: full } } ]
+sinks: [ { name: out, nats: { bucket: out } } ]
+controllers: [ { name: c, for: services, handler: { sync: { to: out, data: object.data } } } ]
+`, "apiregistration.k8s.io/v1", "APIService", resource)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "engine.yaml"), []byte(text), 0o600))
+		return start(t, dir, env, binary, "rbac", "-c", "engine.yaml")
+	}
+	nowhere := []string{"KUBECONFIG=/nowhere"}
+	p := rbac("", env) // the cluster is asked
+	require.Equal(t, 0, p.wait())
+	require.Contains(t, p.output(), "kind: ClusterRole")
+	require.Contains(t, p.output(), "- apiservices\n")
+	p = rbac("apiservices", nowhere)
+	require.Equal(t, 0, p.wait())
+	require.Contains(t, p.output(), "- apiservices\n  verbs:\n  - list\n  - watch\n")
+	p = rbac("", nowhere)
+	require.Equal(t, 1, p.wait())
+	require.Contains(t, p.output(), "services: resource: say the plural of APIService, or let the cluster be asked: connect to Kubernetes: no kubeconfig was found at /nowhere")
+}
