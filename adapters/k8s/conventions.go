@@ -143,14 +143,9 @@ func writeConditions(ctx context.Context, rt engine.Runtime, o *unstructured.Uns
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(status, &have); err != nil {
 		return engine.Terminal(fmt.Errorf("%w: status.conditions of %s: %w", engine.ErrInvalid, o.GetName(), err))
 	}
-	now := metav1.NewTime(time.Now().Truncate(time.Second))
 	for _, c := range changed {
 		c.ObservedGeneration = o.GetGeneration()
-		c.LastTransitionTime = now // meta keeps the one that is there unless the status differs
-		if was := meta.FindStatusCondition(have.Conditions, c.Type); was != nil && was.Status == c.Status {
-			c.LastTransitionTime = was.LastTransitionTime
-		}
-		meta.SetStatusCondition(&have.Conditions, c)
+		meta.SetStatusCondition(&have.Conditions, c) // it keeps the transition time unless the status differs
 	}
 	want := map[string]any{"conditions": have.Conditions, "observedGeneration": o.GetGeneration()}
 	if at := o.GetAnnotations()[ReconcileAnnotation]; at != "" {
