@@ -1,0 +1,388 @@
+//go:build e2e
+
+package consul_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/stretchr/testify/require"
+
+	"github.com/windlass-dev/windlass/adapters/consul"
+	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/engine/enginetest"
+	"github.com/windlass-dev/windlass/internal/testbed"
+)
+
+// shared is the server that all tests share, unless they break one.
+var shared *testbed.Consul
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "windlass-consul-")
+	must(err)
+	shared, err = testbed.StartConsul(context.Background(), testbed.ConsulConfig{}, dir, os.Stderr) // there is no test yet
+	must(err)
+	code := m.Run()
+	shared.Stop()
+	must(os.RemoveAll(dir))
+	os.Exit(code)
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func client(t *testing.T, c *testbed.Consul, i int) *api.Client {
+	t.Helper()
+	config := api.DefaultConfig()
+	config.Address, config.Token = c.Addresses[i], c.Token
+	out, err := api.NewClient(config)
+	require.NoError(t, err)
+	return out
+}
+
+func connect(t *testing.T, cfg consul.ConnectionConfig) *consul.Connection {
+	t.Helper()
+	conn, err := consul.Connect(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+var prefixes atomic.Int64
+
+// newKV returns keys under a prefix of their own.
+func newKV(t *testing.T, c *testbed.Consul, cfg consul.KVConfig) *consul.KV {
+	t.Helper()
+	if cfg.KeyPrefix == "" {
+		cfg.KeyPrefix = fmt.Sprintf("t%d/", prefixes.Add(1))
+	}
+	kv, err := consul.NewKV(connect(t, consul.ConnectionConfig{Address: c.Addresses[0]}), cfg)
+	require.NoError(t, err)
+	return kv
+}
+
+func put(t *testing.T, c *api.Client, key, value string) {
+	t.Helper()
+	_, err := c.KV().Put(&api.KVPair{Key: key, Value: []byte(value)}, nil)
+	require.NoError(t, err)
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	require.Eventually(t, f, 30*time.Second, 10*time.Millisecond, what)
+}
+
+func TestSource(t *testing.T) {
+	c := client(t, shared, 0)
+	enginetest.TestSource(t, func(t *testing.T) enginetest.SourceFixture {
+		kv, n := newKV(t, shared, consul.KVConfig{}), 0
+		return enginetest.SourceFixture{
+			Source: kv, Key: kv.Key,
+			Put: func(t *testing.T, name string) { t.Helper(); n++; put(t, c, kv.Key(name).Name, strconv.Itoa(n)) },
+			Delete: func(t *testing.T, name string) {
+				t.Helper()
+				_, err := c.KV().Delete(kv.Key(name).Name, nil)
+				require.NoError(t, err)
+			},
+		}
+	})
+}
+
+func TestSink(t *testing.T) {
+	for _, trace := range []string{"", "traces/"} {
+		t.Run("trace "+trace, func(t *testing.T) {
+			enginetest.TestSink(t, func(t *testing.T) enginetest.SinkFixture {
+				kv := newKV(t, shared, consul.KVConfig{TracePrefix: trace})
+				return enginetest.SinkFixture{Sink: kv, Object: func(name string, version int) engine.Object {
+					return engine.Object{Key: kv.Key(name), Value: []byte(strconv.Itoa(version))}
+				}}
+			})
+		})
+	}
+}
+
+// seen is the last value that a handler read of each key, "" for one that is gone.
+type seen struct {
+	mu   sync.Mutex
+	last map[string]string
+	runs int
+}
+
+func (s *seen) handle(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+	value, err := "", error(nil)
+	o, err := rt.Get(ctx, req.Key)
+	if err != nil && !engine.IsNotFound(err) {
+		return engine.Result{}, err
+	}
+	if err == nil {
+		value = string(o.Value.([]byte))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last[req.Key.Name] = value
+	s.runs++
+	return engine.Result{}, nil
+}
+
+func (s *seen) of(name string) (string, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.last[name]
+	return v, ok
+}
+
+// reconcile runs an engine on a source until the test ends.
+func reconcile(t *testing.T, kv *consul.KV) *seen {
+	t.Helper()
+	s := &seen{last: make(map[string]string)}
+	e, err := engine.New(engine.Config{Controllers: []engine.Controller{engine.NewController("kv").For(kv).WithConcurrency(4).
+		WithBackoff(engine.Backoff{Initial: 10 * time.Millisecond, Max: time.Second}).WithHandler(s.handle)}})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	t.Cleanup(func() { stop(); require.NoError(t, <-done) })
+	return s
+}
+
+// load changes keys until stop is called, which returns the last value of each that is known to be stored, "" for deleted.
+func load(t *testing.T, prefix string, clients ...*api.Client) (stop func() map[string]string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	last := make(map[string]string)
+	var group sync.WaitGroup
+	for w, c := range clients {
+		group.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(w)))
+			for n := 0; ctx.Err() == nil; n++ {
+				name, value := fmt.Sprintf("%sw%d-%d", prefix, w, rng.IntN(50)), strconv.Itoa(n)
+				var err error
+				if rng.IntN(10) == 0 {
+					value = ""
+					_, err = c.KV().Delete(name, nil)
+				} else {
+					_, err = c.KV().Put(&api.KVPair{Key: name, Value: []byte(value)}, nil)
+				}
+				mu.Lock()
+				if last[name] = value; err != nil {
+					delete(last, name) // it may or may not be stored
+				}
+				mu.Unlock()
+				if err != nil {
+					time.Sleep(20 * time.Millisecond) // there is nobody to be quick for
+				}
+			}
+		})
+	}
+	return func() map[string]string {
+		cancel()
+		group.Wait()
+		return last
+	}
+}
+
+func requireSeen(t *testing.T, s *seen, last map[string]string) {
+	t.Helper()
+	require.Greater(t, len(last), 20)
+	for name, value := range last {
+		eventually(t, name+" is "+value, func() bool {
+			got, ok := s.of(name)
+			return got == value && (ok || value == "")
+		})
+	}
+	t.Logf("%d runs; the last values of %d keys were reconciled", s.runs, len(last))
+}
+
+func TestNothingIsLostWhenTheAgentIsKilledUnderLoad(t *testing.T) {
+	own, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{}, t.TempDir(), t.Output())
+	require.NoError(t, err)
+	t.Cleanup(own.Stop)
+	kv := newKV(t, own, consul.KVConfig{KeyPrefix: "a/"})
+	s := reconcile(t, kv)
+	c := client(t, own, 0)
+	stop := load(t, "a/", c, c)
+	for range 2 {
+		time.Sleep(time.Second) // the load is what takes time
+		own.Kill(0)
+		eventually(t, "not ready", func() bool { return kv.Status() != nil })
+		require.ErrorContains(t, kv.Status(), "no agent answers there")
+		require.NoError(t, own.Start(t.Context(), 0))
+	}
+	time.Sleep(time.Second)
+	last := stop()
+	requireSeen(t, s, last)
+	eventually(t, "ready", func() bool { return kv.Status() == nil })
+}
+
+func TestNothingIsLostWhenTheLeaderIsKilledUnderLoad(t *testing.T) {
+	own, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{Servers: 3}, t.TempDir(), t.Output())
+	require.NoError(t, err)
+	t.Cleanup(own.Stop)
+	var leader int
+	eventually(t, "a leader", func() bool { leader = own.LeaderIndex(t.Context(), 0); return leader >= 0 })
+	follower := (leader + 1) % 3
+	kv, err := consul.NewKV(connect(t, consul.ConnectionConfig{Address: own.Addresses[follower]}), consul.KVConfig{KeyPrefix: "a/"})
+	require.NoError(t, err)
+	s := reconcile(t, kv)
+	stop := load(t, "a/", client(t, own, follower), client(t, own, follower))
+	time.Sleep(time.Second) // the load is what takes time
+	own.Kill(leader)
+	eventually(t, "another leader", func() bool { l := own.LeaderIndex(t.Context(), follower); return l >= 0 && l != leader })
+	time.Sleep(time.Second)
+	requireSeen(t, s, stop())
+}
+
+func TestASnapshotThatTurnsTheIndexBackIsSeen(t *testing.T) {
+	own, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{}, t.TempDir(), t.Output())
+	require.NoError(t, err)
+	t.Cleanup(own.Stop)
+	c := client(t, own, 0)
+	kv := newKV(t, own, consul.KVConfig{KeyPrefix: "a/"})
+	s := reconcile(t, kv)
+	put(t, c, "a/x", "old")
+	eventually(t, "old", func() bool { v, _ := s.of("a/x"); return v == "old" })
+	snapshot, _, err := c.Snapshot().Save(nil)
+	require.NoError(t, err)
+	for i := range 50 {
+		put(t, c, "a/x", strconv.Itoa(i))
+	}
+	put(t, c, "a/y", "new")
+	eventually(t, "new", func() bool { v, _ := s.of("a/y"); return v == "new" })
+	require.NoError(t, c.Snapshot().Restore(nil, snapshot))
+	eventually(t, "turned back", func() bool { x, _ := s.of("a/x"); y, ok := s.of("a/y"); return x == "old" && ok && y == "" })
+	put(t, c, "a/y", "again")
+	eventually(t, "goes on", func() bool { v, _ := s.of("a/y"); return v == "again" })
+}
+
+func TestTokensAreReadAgainAndTheirErrorsExplained(t *testing.T) {
+	own, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{ACL: true}, t.TempDir(), t.Output())
+	require.NoError(t, err)
+	t.Cleanup(own.Stop)
+	c := client(t, own, 0)
+	make := func(rules string) *api.ACLToken {
+		name := fmt.Sprint("p", prefixes.Add(1))
+		_, _, err := c.ACL().PolicyCreate(&api.ACLPolicy{Name: name, Rules: rules}, nil)
+		require.NoError(t, err)
+		token, _, err := c.ACL().TokenCreate(&api.ACLToken{Policies: []*api.ACLLink{{Name: name}}}, nil)
+		require.NoError(t, err)
+		return token
+	}
+	file := filepath.Join(t.TempDir(), "token")
+	use := func(token string) { require.NoError(t, os.WriteFile(file, []byte(token+"\n"), 0o600)) }
+	first := make(`key_prefix "a/" { policy = "write" }`)
+	use(first.SecretID)
+	kv, err := consul.NewKV(connect(t, consul.ConnectionConfig{Address: own.Addresses[0], TokenFile: file}), consul.KVConfig{KeyPrefix: "a/"})
+	require.NoError(t, err)
+	s := reconcile(t, kv)
+	put(t, c, "a/x", "1")
+	eventually(t, "seen", func() bool { v, _ := s.of("a/x"); return v == "1" })
+	_, err = kv.Apply(t.Context(), engine.Object{Key: engine.Key{Kind: engine.KindOf(consul.KindKV), Name: "b/x"}, Value: []byte("1")}, engine.Write{})
+	require.ErrorContains(t, err, "a right is missing: give the token a policy that has it")
+
+	_, err = c.ACL().TokenDelete(first.AccessorID, nil)
+	require.NoError(t, err)
+	put(t, c, "a/x", "2")
+	eventually(t, "not ready", func() bool { return kv.Status() != nil })
+	require.ErrorContains(t, kv.Status(), "Consul does not know this token: renew tokenFile")
+	use(make(`key_prefix "a/" { policy = "read" }`).SecretID)
+	eventually(t, "seen with another token", func() bool { v, _ := s.of("a/x"); return v == "2" })
+	_, err = kv.Apply(t.Context(), engine.Object{Key: kv.Key("a/x"), Value: []byte("3")}, engine.Write{})
+	require.ErrorContains(t, err, "a right is missing")
+	require.NoError(t, os.Remove(file))
+	_, err = kv.Get(t.Context(), kv.Key("a/x"))
+	require.ErrorContains(t, err, "tokenFile: stat "+file)
+}
+
+func TestWhatConsulWouldNotTake(t *testing.T) {
+	kv := newKV(t, shared, consul.KVConfig{})
+	for name, o := range map[string]engine.Object{
+		"larger than Consul takes (512 KiB)":    {Key: kv.Key("large"), Value: []byte(strings.Repeat("x", 1<<20))},
+		"cannot be a key of Consul":             {Key: engine.Key{Kind: engine.KindOf(consul.KindKV), Name: "/x"}, Value: []byte("1")},
+		"Consul's keys hold bytes, not float64": {Key: kv.Key("x"), Value: 1.5},
+	} {
+		_, err := kv.Apply(t.Context(), o, engine.Write{})
+		require.ErrorIs(t, err, engine.ErrInvalid, name)
+		require.ErrorContains(t, err, name)
+	}
+}
+
+func TestAWriteCarriesItsTraceInOneStep(t *testing.T) {
+	const tp = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	c := client(t, shared, 0)
+	kv := newKV(t, shared, consul.KVConfig{KeyPrefix: "traced/", TracePrefix: "traced/.trace/"})
+	var told atomic.Pointer[engine.Event]
+	var others atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	listed := make(chan struct{})
+	go func() {
+		done <- kv.Run(ctx, func(_ context.Context, e engine.Event) error {
+			switch {
+			case e.Operation == engine.ListEnded:
+				close(listed)
+			case e.Key.Name == "traced/x":
+				told.Store(&e)
+			case !e.Key.IsZero():
+				others.Add(1)
+			}
+			return nil
+		})
+	}()
+	<-listed
+	revision, err := kv.Apply(t.Context(), engine.Object{Key: kv.Key("x"), Value: []byte("1")}, engine.Write{Absent: true, Traceparent: tp})
+	require.NoError(t, err)
+	eventually(t, "told", func() bool { e := told.Load(); return e != nil && e.Operation == engine.Put })
+	require.Equal(t, tp, told.Load().Traceparent)
+	_, err = kv.Apply(t.Context(), engine.Object{Key: kv.Key("x"), Value: []byte("2")}, engine.Write{Revision: "1", Traceparent: "another"})
+	require.ErrorIs(t, err, engine.ErrConflict)
+	side, _, err := c.KV().Get("traced/.trace/traced/x", nil)
+	require.NoError(t, err)
+	require.Equal(t, tp, string(side.Value), "a write that was refused leaves no trace")
+	require.NoError(t, kv.Delete(t.Context(), kv.Key("x"), engine.Write{Revision: revision}))
+	eventually(t, "told as deleted", func() bool { return told.Load().Operation == engine.Delete })
+	side, _, err = c.KV().Get("traced/.trace/traced/x", nil)
+	require.NoError(t, err)
+	require.Nil(t, side)
+	require.Zero(t, others.Load(), "traces are no keys")
+	stop()
+	require.NoError(t, <-done)
+}
+
+func TestConnectionsThatCannotBeMade(t *testing.T) {
+	for want, cfg := range map[string]consul.ConnectionConfig{
+		"127.0.0.1:1: Get": {Address: "127.0.0.1:1"},
+		"no agent answers there: check the address and that it is running": {Address: "127.0.0.1:1"},
+		"namespace: it needs Consul Enterprise":                            {Namespace: "x"},
+		"partition: it needs Consul Enterprise":                            {Partition: "x"},
+		`reads: "fresh" is none of default, stale, consistent`:             {Reads: "fresh"},
+		"tokenFile: stat /nowhere":                                         {Address: shared.Addresses[0], TokenFile: "/nowhere"},
+	} {
+		_, err := consul.Connect(t.Context(), cfg)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestAddressesByURLSocketAndEnvironment(t *testing.T) {
+	t.Setenv("CONSUL_HTTP_ADDR", shared.Addresses[0])
+	for _, address := range []string{"", "http://" + shared.Addresses[0]} {
+		kv, err := consul.NewKV(connect(t, consul.ConnectionConfig{Address: address, Reads: "stale"}), consul.KVConfig{})
+		require.NoError(t, err)
+		_, err = kv.Get(t.Context(), kv.Key("nothing"))
+		require.ErrorIs(t, err, engine.ErrNotFound)
+	}
+}
