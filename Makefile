@@ -32,7 +32,7 @@ test: ## Run all tests (under 5 minutes)
 
 e2e: build ## Run the demo, the examples and the tests on real servers, which are built the first time (minutes)
 	bin/engine demo --for 20s -o json
-	go run ./internal/testbed/with -- go test $(RACE) -tags e2e -count=1 -timeout 10m ./internal/integration/... ./adapters/k8s/...
+	go run ./internal/testbed/with -- go test $(RACE) -tags e2e -count=1 -timeout 10m ./internal/integration/... ./adapters/consul/... ./adapters/k8s/...
 
 simulate: ## Live 10,000 random lives with crashes and faults (SIMULATIONS, SEED)
 	go test -count=1 -timeout 20m -run '^TestSimulation$$' ./engine -args -simulations $(SIMULATIONS) -seed $(SEED)

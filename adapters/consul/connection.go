@@ -140,6 +140,12 @@ func (c *Connection) query(ctx context.Context) (*api.QueryOptions, error) {
 	return opts.WithContext(ctx), err
 }
 
+func (c *Connection) writes(ctx context.Context) (*api.WriteOptions, error) {
+	token, err := c.tokenNow()
+	opts := &api.WriteOptions{Token: token}
+	return opts.WithContext(ctx), err
+}
+
 // errRight says that the token may not do it.
 var errRight = errors.New("a right is missing: give the token a policy that has it")
 

@@ -21,6 +21,8 @@ import (
 	"github.com/windlass-dev/windlass/adapters/consul"
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/engine/enginetest"
+	"github.com/windlass-dev/windlass/engine/kv"
+	"github.com/windlass-dev/windlass/engine/lease"
 	"github.com/windlass-dev/windlass/internal/testbed"
 )
 
@@ -384,5 +386,162 @@ func TestAddressesByURLSocketAndEnvironment(t *testing.T) {
 		require.NoError(t, err)
 		_, err = kv.Get(t.Context(), kv.Key("nothing"))
 		require.ErrorIs(t, err, engine.ErrNotFound)
+	}
+}
+
+func TestLease(t *testing.T) {
+	enginetest.TestLease(t, 20*time.Second, func(t *testing.T) lease.Store {
+		return consul.NewLeases(connect(t, consul.ConnectionConfig{Address: shared.Addresses[0]}), fmt.Sprintf("leases%d/", prefixes.Add(1)))
+	})
+}
+
+func TestStore(t *testing.T) {
+	enginetest.TestStore(t, func(t *testing.T) kv.Store {
+		return consul.NewStore(connect(t, consul.ConnectionConfig{Address: shared.Addresses[0]}), fmt.Sprintf("store%d/", prefixes.Add(1)))
+	})
+}
+
+// register puts an instance into the catalog, under a node of the test's own.
+func register(t *testing.T, c *api.Client, service, id string, port int, status string, tags ...string) {
+	t.Helper()
+	_, err := c.Catalog().Register(&api.CatalogRegistration{
+		Node: "node-" + service, Address: "10.0.0.1", Service: &api.AgentService{ID: id, Service: service, Port: port, Tags: tags},
+		Checks: api.HealthChecks{{Node: "node-" + service, CheckID: "check-" + id, ServiceID: id, ServiceName: service, Status: status}},
+	}, nil)
+	require.NoError(t, err)
+}
+
+func newServices(t *testing.T, cfg consul.ServicesConfig) *consul.Services {
+	t.Helper()
+	s, err := consul.NewServices(connect(t, consul.ConnectionConfig{Address: shared.Addresses[0]}), cfg)
+	require.NoError(t, err)
+	return s
+}
+
+func TestServicesSource(t *testing.T) {
+	c := client(t, shared, 0)
+	enginetest.TestSource(t, func(t *testing.T) enginetest.SourceFixture {
+		n, scope := 0, fmt.Sprintf("s%d-", prefixes.Add(1)) // a case sees only what has its tag
+		services := newServices(t, consul.ServicesConfig{Tag: scope})
+		return enginetest.SourceFixture{
+			Source: services, Key: func(name string) engine.Key { return services.Key(scope + name) },
+			Put: func(t *testing.T, name string) {
+				t.Helper()
+				n++
+				register(t, c, scope+name, "1", n, api.HealthPassing, scope)
+			},
+			Delete: func(t *testing.T, name string) {
+				t.Helper()
+				_, err := c.Catalog().Deregister(&api.CatalogDeregistration{Node: "node-" + scope + name}, nil)
+				require.NoError(t, err)
+			},
+		}
+	})
+}
+
+func TestServicesShowInstancesAndTheirHealth(t *testing.T) {
+	c := client(t, shared, 0)
+	all, tagged, filtered := newServices(t, consul.ServicesConfig{}), newServices(t, consul.ServicesConfig{Tag: "blue"}), newServices(t, consul.ServicesConfig{Filter: "Service.Port == 81"})
+	var mu sync.Mutex
+	told := map[string]int{}
+	single := newServices(t, consul.ServicesConfig{Service: "web"})
+	for name, s := range map[string]*consul.Services{"all": all, "tagged": tagged, "filtered": filtered, "single": single} {
+		ctx, stop := context.WithCancel(t.Context())
+		done, listed := make(chan error, 1), make(chan struct{})
+		go func() {
+			done <- s.Run(ctx, func(_ context.Context, e engine.Event) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if e.Operation == engine.ListEnded {
+					close(listed)
+				}
+				if e.Key.Name == "web" {
+					told[name]++
+				}
+				return nil
+			})
+		}()
+		t.Cleanup(func() { stop(); require.NoError(t, <-done) })
+		<-listed
+	}
+	count := func(name string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return told[name]
+	}
+	value := func(s *consul.Services) string {
+		o, err := s.Get(t.Context(), s.Key("web"))
+		if engine.IsNotFound(err) {
+			return ""
+		}
+		require.NoError(t, err)
+		return string(o.Value.([]byte))
+	}
+	one := `{"id":"1","node":"node-web","address":"10.0.0.1","port":80,"tags":["blue"],"status":"%s"}`
+	register(t, c, "web", "1", 80, api.HealthPassing, "blue")
+	eventually(t, "told", func() bool { return count("all") == 1 && count("tagged") == 1 })
+	require.Equal(t, fmt.Sprintf(`{"name":"web","instances":[`+one+`]}`, "passing"), value(all))
+	require.Empty(t, value(filtered))
+	register(t, c, "web", "1", 80, api.HealthCritical, "blue")
+	eventually(t, "its health is told", func() bool { return count("all") == 2 && count("tagged") == 2 })
+	require.Equal(t, fmt.Sprintf(`{"name":"web","instances":[`+one+`]}`, "critical"), value(all))
+	register(t, c, "web", "2", 81, api.HealthPassing)
+	eventually(t, "another instance is told", func() bool { return count("all") == 3 && count("filtered") == 1 })
+	require.Contains(t, value(filtered), `"port":81`)
+	require.NotContains(t, value(filtered), `"port":80`)
+	_, err := c.Catalog().Register(&api.CatalogRegistration{Node: "node-web", Address: "10.0.0.1", Check: &api.AgentCheck{Node: "node-web", CheckID: "disk", Status: api.HealthWarning}}, nil)
+	require.NoError(t, err)
+	eventually(t, "its node's health is told", func() bool { return count("all") == 4 && count("single") == 4 })
+	require.Contains(t, value(filtered), `"status":"warning"`)
+	// A move of the index without a change tells nothing.
+	before := count("all")
+	register(t, c, "web", "2", 81, api.HealthPassing)
+	register(t, c, "other", "1", 1, api.HealthPassing)
+	eventually(t, "the other is there", func() bool { _, err := all.Get(t.Context(), all.Key("other")); return err == nil })
+	require.Equal(t, before, count("all"))
+	_, err = c.Catalog().Deregister(&api.CatalogDeregistration{Node: "node-web"}, nil)
+	require.NoError(t, err)
+	eventually(t, "its end is told", func() bool { return count("all") == before+1 && count("single") == before+1 && value(all) == "" })
+}
+
+func TestThousandsOfServicesAreReadWithFewConnections(t *testing.T) {
+	c := client(t, shared, 0)
+	const n = 2000
+	var group sync.WaitGroup
+	for w := range 8 {
+		group.Go(func() {
+			for i := w; i < n; i += 8 {
+				register(t, c, fmt.Sprintf("many-%d", i), "1", i+1, api.HealthPassing)
+			}
+		})
+	}
+	group.Wait()
+	s := newServices(t, consul.ServicesConfig{})
+	var told atomic.Int64
+	var last atomic.Pointer[string]
+	ctx, stop := context.WithCancel(t.Context())
+	done, listed := make(chan error, 1), make(chan struct{})
+	go func() {
+		done <- s.Run(ctx, func(_ context.Context, e engine.Event) error {
+			switch {
+			case e.Operation == engine.ListEnded:
+				close(listed)
+			case e.Operation == engine.Resync && strings.HasPrefix(e.Key.Name, "many-"):
+				told.Add(1)
+			case e.Operation == engine.Put:
+				last.Store(&e.Key.Name)
+			}
+			return nil
+		})
+	}()
+	<-listed
+	require.EqualValues(t, n, told.Load())
+	register(t, c, "many-7", "1", 8, api.HealthCritical)
+	eventually(t, "a change among many", func() bool { x := last.Load(); return x != nil && *x == "many-7" })
+	stop()
+	require.NoError(t, <-done)
+	for i := range n {
+		_, err := c.Catalog().Deregister(&api.CatalogDeregistration{Node: fmt.Sprintf("node-many-%d", i)}, nil)
+		require.NoError(t, err)
 	}
 }

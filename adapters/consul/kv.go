@@ -184,9 +184,9 @@ func (k *KV) Apply(ctx context.Context, o engine.Object, w engine.Write) (string
 	case w.Absent:
 		op.Verb = api.KVCAS // index 0: there must be none
 	case w.Revision != "":
-		index, err := strconv.ParseUint(w.Revision, 10, 64)
-		if err != nil || index == 0 {
-			return "", fmt.Errorf("%w: revision %q is not one of Consul's", engine.ErrConflict, w.Revision)
+		index, err := indexOf(w.Revision)
+		if err != nil {
+			return "", err
 		}
 		op.Verb, op.Index = api.KVCAS, index
 	}

@@ -83,11 +83,7 @@ func (w *watched) Run(ctx context.Context, emit engine.Emit) error {
 			continue
 		}
 		backoff = firstBackoff
-		if meta.LastIndex < index || meta.LastIndex == index && time.Since(asked) < shortestWait {
-			index = 0 // a snapshot was restored: a query that this wakes answers with what was before
-		} else {
-			index = max(meta.LastIndex, 1) // 0 would not block
-		}
+		index = next(meta, index, asked)
 		if err := w.compare(l, found, first); err != nil || ctx.Err() != nil {
 			return cmp.Or(err, nil)
 		}
@@ -172,6 +168,14 @@ func (w *watched) tell(ctx context.Context, emit engine.Emit, e engine.Event) er
 		w.known[e.Key.Name] = item{e.Revision, e.Incarnation, e.New}
 	}
 	return nil
+}
+
+// next is the index to wait behind after an answer.
+func next(meta *api.QueryMeta, after uint64, asked time.Time) uint64 {
+	if meta.LastIndex < after || meta.LastIndex == after && time.Since(asked) < shortestWait {
+		return 0 // a snapshot was restored: a query that this wakes answers with what was before
+	}
+	return max(meta.LastIndex, 1) // 0 would not block
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/windlass-dev/windlass/adapters/consul"
 	"github.com/windlass-dev/windlass/adapters/k8s"
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/adapters/redis"
@@ -18,11 +19,11 @@ import (
 func components() app.Components {
 	return app.Components{
 		Connections: map[string]app.Factory[app.Closer]{
-			"kubernetes": app.New(kubernetesConnection), "nats": app.New(natsConnection), "redis": app.New(redisConnection),
+			"consul": app.New(consulConnection), "kubernetes": app.New(kubernetesConnection), "nats": app.New(natsConnection), "redis": app.New(redisConnection),
 		},
 		Buses:      map[string]app.Factory[engine.Bus]{"nats": app.New(natsBus), "redis": app.New(redisBus), "memory": app.New(memoryBus)},
-		Sources:    map[string]app.Factory[engine.Source]{"kubernetes": app.New(kubernetesSource), "nats": app.New(natsSource)},
-		Sinks:      map[string]app.Factory[engine.Sink]{"kubernetes": app.New(kubernetesSink), "nats": app.New(natsSink)},
+		Sources:    map[string]app.Factory[engine.Source]{"consul": app.New(consulSource), "kubernetes": app.New(kubernetesSource), "nats": app.New(natsSource)},
+		Sinks:      map[string]app.Factory[engine.Sink]{"consul": app.New(consulSink), "kubernetes": app.New(kubernetesSink), "nats": app.New(natsSink)},
 		Handlers:   map[string]app.Factory[engine.Handler]{"sync": app.New(syncHandler)},
 		DefaultBus: "nats",
 	}
@@ -182,6 +183,63 @@ func kubernetesResource(env *app.Env, name string, cfg kubernetesConfig) (*k8s.R
 	}
 	cfg.Name, cfg.FieldManager = name, cmp.Or(cfg.FieldManager, "windlass-"+env.Engine)
 	return k8s.Open(conn, cfg.ResourceConfig)
+}
+
+func consulConnection(ctx context.Context, env *app.Env, name string, cfg consul.ConnectionConfig) (app.Closer, error) {
+	cfg.Scope, cfg.Logger = name, env.Logger
+	return consul.Connect(ctx, cfg)
+}
+
+// consulSinkConfig is keys on a connection.
+type consulSinkConfig struct {
+	Connection      string `yaml:"connection"`
+	consul.KVConfig `yaml:",inline"`
+}
+
+// ConnectionName is the connection that must exist.
+func (c consulSinkConfig) ConnectionName() string { return c.Connection }
+
+func consulSink(_ context.Context, env *app.Env, name string, cfg consulSinkConfig) (engine.Sink, error) {
+	conn, err := app.Connection[*consul.Connection](env, cfg.Connection)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Name = name
+	return consul.NewKV(conn, cfg.KVConfig)
+}
+
+// consulSourceConfig is keys, or services.
+type consulSourceConfig struct {
+	consulSinkConfig `yaml:",inline"`
+
+	Services *consul.ServicesConfig `yaml:"services"`
+}
+
+// Validate returns everything that is wrong.
+func (c consulSourceConfig) Validate() error {
+	if c.Services != nil && c.KVConfig != (consul.KVConfig{}) {
+		return errors.New("services: a source has keys or services; make two of it")
+	}
+	if c.Services != nil {
+		return c.Services.Validate()
+	}
+	return c.KVConfig.Validate()
+}
+
+func consulSource(ctx context.Context, env *app.Env, name string, cfg consulSourceConfig) (engine.Source, error) {
+	if cfg.Services == nil {
+		sink, err := consulSink(ctx, env, name, cfg.consulSinkConfig)
+		if err != nil {
+			return nil, err
+		}
+		return sink.(engine.Source), nil
+	}
+	conn, err := app.Connection[*consul.Connection](env, cfg.Connection)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Services.Name = name
+	return consul.NewServices(conn, *cfg.Services)
 }
 
 // syncConfig is the sync handler. It owns what it writes.

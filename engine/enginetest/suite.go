@@ -31,7 +31,7 @@ func expect[T comparable](t *testing.T, what string, got, want T) {
 }
 
 // patience is how long a suite waits for what must happen. It is long: only a broken implementation waits it out.
-const patience = 20 * time.Second
+const patience = 45 * time.Second
 
 // eventually waits until f is true.
 func eventually(t *testing.T, what string, f func() bool) {

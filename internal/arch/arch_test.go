@@ -61,7 +61,7 @@ var layers = []struct {
 	{"adapters/", []string{"engine", "engine/kv", "engine/lease", "internal/queue", "internal/owner", "internal/ownedqueue", "internal/tlsfile", "internal/lanes", "internal/nearest", "internal/oldest"}},
 	{"tracing/otlp", nil},
 	{"tracing", []string{"engine"}},
-	{"cmd/", []string{"engine", "engine/admin", "engine/app", "engine/metrics", "engine/sync", "adapters/k8s", "adapters/nats", "adapters/redis", "sources/topic", "tracing", "tracing/otlp"}},
+	{"cmd/", []string{"engine", "engine/admin", "engine/app", "engine/metrics", "engine/sync", "adapters/consul", "adapters/k8s", "adapters/nats", "adapters/redis", "sources/topic", "tracing", "tracing/otlp"}},
 	{"examples/", []string{"engine", "sources/memory"}},
 	{"internal/arch", nil},
 	{"internal/bench/kube", []string{"engine", "adapters/k8s", "adapters/nats"}},
