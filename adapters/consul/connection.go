@@ -164,7 +164,7 @@ func understood(err error) error {
 		case strings.Contains(body, "No cluster leader"):
 			return fmt.Errorf("%w: %w", errNoLeader, err)
 		case strings.Contains(body, "ACL not found"):
-			return fmt.Errorf("Consul does not know this token: renew tokenFile or $CONSUL_HTTP_TOKEN: %w", err)
+			return fmt.Errorf("the token is not known to Consul: renew tokenFile or $CONSUL_HTTP_TOKEN: %w", err)
 		case status.Code == http.StatusForbidden:
 			return fmt.Errorf("%w: %w", errRight, err)
 		case status.Code == http.StatusTooManyRequests:

@@ -125,7 +125,7 @@ type seen struct {
 }
 
 func (s *seen) handle(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
-	value, err := "", error(nil)
+	value := ""
 	o, err := rt.Get(ctx, req.Key)
 	if err != nil && !engine.IsNotFound(err) {
 		return engine.Result{}, err
@@ -300,7 +300,7 @@ func TestTokensAreReadAgainAndTheirErrorsExplained(t *testing.T) {
 	require.NoError(t, err)
 	put(t, c, "a/x", "2")
 	eventually(t, "not ready", func() bool { return kv.Status() != nil })
-	require.ErrorContains(t, kv.Status(), "Consul does not know this token: renew tokenFile")
+	require.ErrorContains(t, kv.Status(), "the token is not known to Consul: renew tokenFile")
 	use(make(`key_prefix "a/" { policy = "read" }`).SecretID)
 	eventually(t, "seen with another token", func() bool { v, _ := s.of("a/x"); return v == "2" })
 	_, err = kv.Apply(t.Context(), engine.Object{Key: kv.Key("a/x"), Value: []byte("3")}, engine.Write{})

@@ -3,6 +3,7 @@ package consul
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -69,7 +70,7 @@ func (w *watched) Run(ctx context.Context, emit engine.Emit) error {
 	first, backoff := true, firstBackoff
 	for ctx.Err() == nil {
 		if err := limit.Wait(ctx); err != nil {
-			return nil //nolint:nilerr // an ended context is how a source ends.
+			return nil // an ended context is how a source ends
 		}
 		asked := time.Now()
 		found, meta, err := w.ask(ctx, index)
@@ -111,11 +112,11 @@ func (w *watched) ask(ctx context.Context, index uint64) (map[string]item, *api.
 // compare tells what differs from what was told, and in a first list everything. It returns once that was accepted.
 func (w *watched) compare(l *lanes.Lanes, found map[string]item, first bool) error {
 	w.mu.Lock()
-	known := w.known
-	w.known = make(map[string]item, len(found))
-	for name, was := range known {
-		w.known[name] = was
+	if w.known == nil {
+		w.known = make(map[string]item, len(found))
 	}
+	known := w.known
+	w.known = maps.Clone(known) // it changes while events are accepted
 	w.mu.Unlock()
 	for name, now := range found {
 		was, ok := known[name]

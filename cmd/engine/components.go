@@ -220,9 +220,6 @@ func (c consulSourceConfig) Validate() error {
 	if c.Services != nil && c.KVConfig != (consul.KVConfig{}) {
 		return errors.New("services: a source has keys or services; make two of it")
 	}
-	if c.Services != nil {
-		return c.Services.Validate()
-	}
 	return c.KVConfig.Validate()
 }
 

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 )
 
 var consul = server{folder: "consul", program: "github.com/hashicorp/consul", version: "v1.22.0"}
@@ -157,7 +156,7 @@ func (c *Consul) Leader(ctx context.Context, i int) (string, error) {
 }
 
 // Kill ends a server at once, as a crash does.
-func (c *Consul) Kill(i int) { c.servers[i].end(syscall.SIGKILL) }
+func (c *Consul) Kill(i int) { c.servers[i].kill() }
 
 // LeaderIndex is the number of the leader, -1 if the server i knows of none.
 func (c *Consul) LeaderIndex(ctx context.Context, i int) int {
@@ -178,7 +177,7 @@ func (c *Consul) LeaderIndex(ctx context.Context, i int) int {
 func (c *Consul) Stop() {
 	for _, p := range c.servers {
 		if p != nil {
-			p.end(syscall.SIGKILL)
+			p.kill()
 		}
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 )
 
 var (
@@ -166,7 +165,7 @@ func (k *Kubernetes) ask(ctx context.Context, method, url string, body any) ([]b
 }
 
 // KillAPI ends the API server at once, as a crash does.
-func (k *Kubernetes) KillAPI() { k.api.end(syscall.SIGKILL) }
+func (k *Kubernetes) KillAPI() { k.api.kill() }
 
 // Compact forgets the history in etcd, so that a watch that is behind must list again.
 func (k *Kubernetes) Compact(ctx context.Context) error {
@@ -190,7 +189,7 @@ func (k *Kubernetes) Compact(ctx context.Context) error {
 func (k *Kubernetes) Stop() {
 	for _, p := range []*process{k.api, k.etcd} {
 		if p != nil {
-			p.end(syscall.SIGKILL)
+			p.kill()
 		}
 	}
 }

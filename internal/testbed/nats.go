@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"path/filepath"
-	"syscall"
 	"time"
 )
 
@@ -34,7 +33,7 @@ func StartNATS(ctx context.Context, s server, dir string, log io.Writer) (addres
 	if err != nil {
 		return "", nil, err
 	}
-	stop = func() { p.end(syscall.SIGKILL) }
+	stop = func() { p.kill() }
 	dialer := net.Dialer{Timeout: natsTimeout}
 	err = await(ctx, "nats-server", filepath.Join(dir, "nats.log"), p, func() bool {
 		c, err := dialer.DialContext(ctx, "tcp", addresses[0])

@@ -71,9 +71,9 @@ func start(log string, path string, args ...string) (*process, error) {
 	return p, <-started
 }
 
-// end ends the process and waits for it.
-func (p *process) end(s syscall.Signal) {
-	_ = p.cmd.Process.Signal(s) // it may have ended
+// kill ends the process at once and waits for it.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
 	<-p.done
 }
 
