@@ -1,13 +1,17 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -59,6 +63,9 @@ type Connection struct {
 	log       *slog.Logger
 	client    *api.Client
 	transport *http.Transport
+	base      string // of the API's URLs, and what to ask it with where the client would decode too much
+	http      *http.Client
+	secret    string // the environment's token
 
 	mu       sync.Mutex
 	token    string
@@ -94,6 +101,13 @@ func Connect(ctx context.Context, cfg ConnectionConfig) (*Connection, error) {
 	}
 	c.transport = config.Transport
 	var err error
+	if config.HttpClient, err = api.NewHttpClient(config.Transport, config.TLSConfig); err != nil {
+		return nil, fmt.Errorf("connect to Consul at %s: %w", config.Address, err)
+	}
+	if scheme, rest, ok := strings.Cut(config.Address, "://"); ok {
+		config.Scheme, config.Address = scheme, rest
+	}
+	c.base, c.http, c.secret = config.Scheme+"://"+config.Address, config.HttpClient, config.Token
 	if c.client, err = api.NewClient(config); err != nil {
 		return nil, fmt.Errorf("connect to Consul at %s: %w", config.Address, err)
 	}
@@ -146,6 +160,46 @@ func (c *Connection) writes(ctx context.Context) (*api.WriteOptions, error) {
 	return opts.WithContext(ctx), err
 }
 
+// keys asks for all keys under a prefix, as text. None is no text.
+func (c *Connection) keys(ctx context.Context, prefix string, opts *api.QueryOptions) ([]byte, *api.QueryMeta, error) {
+	query := url.Values{"recurse": {""}, "index": {strconv.FormatUint(opts.WaitIndex, 10)}, "wait": {opts.WaitTime.Round(time.Second).String()}}
+	for name, set := range map[string]bool{"stale": opts.AllowStale, "consistent": opts.RequireConsistent} {
+		if set {
+			query.Set(name, "")
+		}
+	}
+	if c.cfg.Datacenter != "" {
+		query.Set("dc", c.cfg.Datacenter)
+	}
+	at := c.base + "/v1/kv/" + (&url.URL{Path: prefix}).EscapedPath() + "?" + query.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	if token := cmp.Or(opts.Token, c.secret); token != "" {
+		req.Header.Set("X-Consul-Token", token)
+	}
+	res, err := c.http.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(res.Body)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case res.StatusCode == http.StatusNotFound:
+		body = nil
+	case res.StatusCode != http.StatusOK:
+		return nil, nil, api.StatusError{Code: res.StatusCode, Body: string(body)}
+	}
+	index, err := strconv.ParseUint(res.Header.Get("X-Consul-Index"), 10, 64)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the answer's index: %w", err)
+	}
+	return body, &api.QueryMeta{LastIndex: index}, nil
+}
+
 // errRight says that the token may not do it.
 var errRight = errors.New("a right is missing: give the token a policy that has it")
 
@@ -173,6 +227,8 @@ func understood(err error) error {
 		return err
 	case strings.Contains(err.Error(), "too large, max size"): // of a transaction, without a code
 		return fmt.Errorf("%w: larger than Consul takes (512 KiB): %w", engine.ErrInvalid, err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%w: the agent has closed the connection", err)
 	case errors.As(err, &op), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%w: no agent answers there: check the address and that it is running", err)
 	default:

@@ -44,8 +44,9 @@ func (c KVConfig) Validate() error {
 type KV struct {
 	watched
 
-	cfg  KVConfig
-	kind engine.Kind
+	cfg     KVConfig
+	kind    engine.Kind
+	answers pairs // of Consul, to Run alone
 }
 
 var (
@@ -63,6 +64,7 @@ func NewKV(conn *Connection, cfg KVConfig) (*KV, error) {
 	cfg.Name = cmp.Or(cfg.Name, "consul-kv")
 	k := &KV{cfg: cfg, kind: engine.KindOf(KindKV)}
 	k.watched = watched{conn: conn, name: cfg.Name, fetch: k.fetch, key: k.keyOf}
+	k.answers.skip = k.isTrace
 	if cfg.TracePrefix != "" {
 		k.trace = k.traceOf
 	}
@@ -105,18 +107,16 @@ func revisionOf(index uint64) string { return strconv.FormatUint(index, 10) }
 // meta is what events of keys say about a value: nothing, but that there was or is one.
 var meta = &engine.Meta{}
 
-func (k *KV) fetch(ctx context.Context, opts *api.QueryOptions) (map[string]item, *api.QueryMeta, error) {
-	pairs, m, err := k.conn.client.KV().List(k.cfg.KeyPrefix, opts.WithContext(ctx))
+func (k *KV) fetch(ctx context.Context, opts *api.QueryOptions) (answer, error) {
+	body, m, err := k.conn.keys(ctx, k.cfg.KeyPrefix, opts)
 	if err != nil {
-		return nil, nil, err
+		return answer{}, err
 	}
-	found := make(map[string]item, len(pairs))
-	for _, p := range pairs {
-		if !k.isTrace(p.Key) {
-			found[p.Key] = item{revisionOf(p.ModifyIndex), revisionOf(p.CreateIndex), meta}
-		}
+	changed, err := k.answers.take(body)
+	if err != nil {
+		return answer{}, fmt.Errorf("the answer cannot be read: %w", err)
 	}
-	return found, m, nil
+	return answer{found: k.answers.items, changed: changed, partial: true, index: m.LastIndex}, nil
 }
 
 func (k *KV) object(p *api.KVPair) engine.Object {

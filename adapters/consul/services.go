@@ -207,32 +207,35 @@ func (s *Services) names(ctx context.Context) ([]string, error) {
 // fetch waits until something has changed, and answers with all there is. The catalog's list of services does not say which of them changed,
 // and nothing of their health; the list of checks does not know of services without one. Both are watched. A move of the checks has only
 // those services read whose checks changed, a move of the catalog all.
-func (s *Services) fetch(ctx context.Context, opts *api.QueryOptions) (map[string]item, *api.QueryMeta, error) {
+func (s *Services) fetch(ctx context.Context, opts *api.QueryOptions) (answer, error) {
 	if s.cfg.Service != "" {
 		x, m, err := s.service(ctx, s.cfg.Service, opts.WaitIndex)
+		if err != nil {
+			return answer{}, err
+		}
 		found := make(map[string]item, 1)
 		if x != nil {
 			found[x.Name] = item{revision: digest(x.json()), meta: meta}
 		}
-		return found, m, err
+		return answer{found: found, index: m.LastIndex}, nil
 	}
 	if s.round++; opts.WaitIndex == 0 {
 		s.catalog, s.health, s.read, s.checks = 0, 0, nil, nil
 	}
 	all, changed, err := s.await(ctx)
 	if err != nil {
-		return nil, nil, err
+		return answer{}, err
 	}
 	if all {
 		if changed, err = s.names(ctx); err != nil {
-			return nil, nil, err
+			return answer{}, err
 		}
 		s.read = make(map[string]*Service)
 	}
 	fresh, err := s.services(ctx, changed)
 	if err != nil {
 		s.catalog = 0 // what was to be read is not known any more
-		return nil, nil, err
+		return answer{}, err
 	}
 	for name, x := range fresh {
 		if s.read[name] = x; x == nil {
@@ -243,7 +246,7 @@ func (s *Services) fetch(ctx context.Context, opts *api.QueryOptions) (map[strin
 	for name, x := range s.read {
 		found[name] = item{revision: digest(x.json()), meta: meta}
 	}
-	return found, &api.QueryMeta{LastIndex: s.round}, nil
+	return answer{found: found, index: s.round}, nil
 }
 
 // moved is what one of the two queries found.
@@ -315,7 +318,7 @@ func (s *Services) blockCatalog(ctx context.Context, after uint64) moved {
 	if err != nil {
 		return moved{catalog: true, err: err}
 	}
-	return moved{catalog: true, index: next(meta, after, asked)}
+	return moved{catalog: true, index: next(meta.LastIndex, after, asked)}
 }
 
 func (s *Services) blockHealth(ctx context.Context, after uint64) moved {
@@ -328,7 +331,7 @@ func (s *Services) blockHealth(ctx context.Context, after uint64) moved {
 	if err != nil {
 		return moved{err: err}
 	}
-	m := moved{index: next(meta, after, asked), checks: make(map[string]uint64)}
+	m := moved{index: next(meta.LastIndex, after, asked), checks: make(map[string]uint64)}
 	for _, c := range checks {
 		h := fnv.New64a()
 		_, _ = fmt.Fprint(h, c.Node, "\x00", c.CheckID, "\x00", c.ModifyIndex)

@@ -3,7 +3,6 @@ package consul
 import (
 	"cmp"
 	"context"
-	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -21,12 +20,21 @@ type item struct {
 	meta                  *engine.Meta
 }
 
+// answer is what Consul has under watch.
+type answer struct {
+	found map[string]item
+	// changed is, of an answer that is partial, what may differ from the one before, each name once.
+	changed []string
+	partial bool
+	index   uint64
+}
+
 // watched is something that a blocking query answers with: it is the Run of the sources of this package.
 type watched struct {
 	conn *Connection
 	name string
 	// fetch asks for all there is, once the index has moved past that of the options.
-	fetch func(ctx context.Context, opts *api.QueryOptions) (map[string]item, *api.QueryMeta, error)
+	fetch func(ctx context.Context, opts *api.QueryOptions) (answer, error)
 	key   func(name string) engine.Key
 	// trace returns the trace context of the last write, "" if there is none. Nil is none ever.
 	trace func(ctx context.Context, name string) string
@@ -73,7 +81,7 @@ func (w *watched) Run(ctx context.Context, emit engine.Emit) error {
 			return nil // an ended context is how a source ends
 		}
 		asked := time.Now()
-		found, meta, err := w.ask(ctx, index)
+		found, err := w.ask(ctx, index)
 		if err != nil {
 			if ctx.Err() == nil {
 				w.conn.log.WarnContext(ctx, "Consul cannot be watched; it is tried again", "source", w.name, "err", err, "after", backoff)
@@ -84,7 +92,7 @@ func (w *watched) Run(ctx context.Context, emit engine.Emit) error {
 			continue
 		}
 		backoff = firstBackoff
-		index = next(meta, index, asked)
+		index = next(found.index, index, asked)
 		if err := w.compare(l, found, first); err != nil || ctx.Err() != nil {
 			return cmp.Or(err, nil)
 		}
@@ -99,51 +107,63 @@ func (w *watched) Run(ctx context.Context, emit engine.Emit) error {
 	return nil
 }
 
-func (w *watched) ask(ctx context.Context, index uint64) (map[string]item, *api.QueryMeta, error) {
+func (w *watched) ask(ctx context.Context, index uint64) (answer, error) {
 	opts, err := w.conn.query(ctx)
 	if err != nil {
-		return nil, nil, err
+		return answer{}, err
 	}
 	opts.WaitIndex, opts.WaitTime = index, shortestWait+rand.N(longestWait-shortestWait) //nolint:gosec // jitter is no secret.
-	found, meta, err := w.fetch(ctx, opts)
-	return found, meta, understood(err)
+	found, err := w.fetch(ctx, opts)
+	return found, understood(err)
 }
 
 // compare tells what differs from what was told, and in a first list everything. It returns once that was accepted.
-func (w *watched) compare(l *lanes.Lanes, found map[string]item, first bool) error {
-	w.mu.Lock()
-	if w.known == nil {
-		w.known = make(map[string]item, len(found))
-	}
-	known := w.known
-	w.known = maps.Clone(known) // it changes while events are accepted
-	w.mu.Unlock()
-	for name, now := range found {
-		was, ok := known[name]
-		switch {
-		case first:
-			if err := l.Add(engine.Event{Operation: engine.Resync, Key: w.key(name), Revision: now.revision, Incarnation: now.incarnation, Old: now.meta, New: now.meta}); err != nil {
-				return err
-			}
-		case !ok || was.revision != now.revision:
-			e := engine.Event{Operation: engine.Put, Key: w.key(name), Revision: now.revision, Incarnation: now.incarnation, New: now.meta}
-			if ok {
-				e.Old = was.meta
-			}
-			if err := l.Add(e); err != nil {
-				return err
-			}
-		}
-	}
-	for name, was := range known {
-		if _, there := found[name]; there {
-			continue
-		}
-		if err := l.Add(engine.Event{Operation: engine.Delete, Key: w.key(name), Revision: was.revision, Incarnation: was.incarnation, Old: was.meta, Repaired: first}); err != nil {
+func (w *watched) compare(l *lanes.Lanes, a answer, first bool) error {
+	for _, e := range w.differences(a, first) {
+		if err := l.Add(e); err != nil {
 			return err
 		}
 	}
 	return l.Flush()
+}
+
+func (w *watched) differences(a answer, first bool) (events []engine.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.known == nil {
+		w.known = make(map[string]item, len(a.found))
+	}
+	look := func(name string) {
+		now, there := a.found[name]
+		was, known := w.known[name]
+		e := engine.Event{Key: w.key(name), Revision: now.revision, Incarnation: now.incarnation, New: now.meta}
+		switch {
+		case there && first:
+			e.Operation, e.Old = engine.Resync, now.meta
+		case there && (!known || was.revision != now.revision):
+			e.Operation, e.Old = engine.Put, was.meta
+		case !there && known:
+			e = engine.Event{Operation: engine.Delete, Key: e.Key, Revision: was.revision, Incarnation: was.incarnation, Old: was.meta, Repaired: first}
+		default:
+			return
+		}
+		events = append(events, e)
+	}
+	if a.partial && !first {
+		for _, name := range a.changed {
+			look(name)
+		}
+		return events
+	}
+	for name := range a.found {
+		look(name)
+	}
+	for name := range w.known {
+		if _, there := a.found[name]; !there {
+			look(name)
+		}
+	}
+	return events
 }
 
 // tell emits an event until it is accepted, and notes that.
@@ -172,11 +192,11 @@ func (w *watched) tell(ctx context.Context, emit engine.Emit, e engine.Event) er
 }
 
 // next is the index to wait behind after an answer.
-func next(meta *api.QueryMeta, after uint64, asked time.Time) uint64 {
-	if meta.LastIndex < after || meta.LastIndex == after && time.Since(asked) < shortestWait {
+func next(index, after uint64, asked time.Time) uint64 {
+	if index < after || index == after && time.Since(asked) < shortestWait {
 		return 0 // a snapshot was restored: a query that this wakes answers with what was before
 	}
-	return max(meta.LastIndex, 1) // 0 would not block
+	return max(index, 1) // 0 would not block
 }
 
 func pause(ctx context.Context, d time.Duration) {
