@@ -547,3 +547,24 @@ func TestThousandsOfServicesAreReadWithFewConnections(t *testing.T) {
 		require.NoError(t, err)
 	}
 }
+
+func TestNothingIsLostWhenTheServerLimitsRequests(t *testing.T) {
+	own, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{Rate: 20}, t.TempDir(), t.Output())
+	require.NoError(t, err)
+	t.Cleanup(own.Stop)
+	kv := newKV(t, own, consul.KVConfig{KeyPrefix: "a/"})
+	s := reconcile(t, kv)
+	c := client(t, own, 0)
+	stop := load(t, "a/", c, c)
+	limited := false
+	for range 200 {
+		if _, err := kv.Get(t.Context(), kv.Key("a/x")); err != nil && !engine.IsNotFound(err) {
+			require.ErrorContains(t, err, "rate limit")
+			limited = true
+			break
+		}
+	}
+	require.True(t, limited)
+	time.Sleep(3 * time.Second) // the load is what takes time
+	requireSeen(t, s, stop())
+}

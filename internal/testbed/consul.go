@@ -33,6 +33,8 @@ type ConsulConfig struct {
 	Servers int
 	// ACL denies everything to who has no token.
 	ACL bool
+	// Rate is how many reads, and how many writes, a server takes a second; 0 is no limit.
+	Rate int
 }
 
 // StartConsul starts servers, and returns once they have a leader. It keeps everything in dir, the logs too.
@@ -57,6 +59,10 @@ func StartConsul(ctx context.Context, cfg ConsulConfig, dir string, log io.Write
 		if cfg.ACL {
 			acl = fmt.Sprintf(`acl { enabled = true, default_policy = "deny", tokens { initial_management = %q } }`, uuid(c.Token))
 		}
+		rate := ""
+		if cfg.Rate > 0 {
+			rate = fmt.Sprintf(`, request_limits { mode = "enforcing", read_rate = %d, write_rate = %d }`, cfg.Rate, cfg.Rate)
+		}
 		config := fmt.Sprintf(`
 node_name = "server%d"
 server = true
@@ -68,10 +74,10 @@ retry_join = [%s]
 retry_interval = "1s"
 performance { raft_multiplier = 1 }
 connect { enabled = false }
-limits { http_max_conns_per_client = 200 }
+limits { http_max_conns_per_client = 200%s }
 disable_update_check = true
 %s
-`, i, n, filepath.Join(dir, fmt.Sprint("data", i)), port(0), port(1), port(2), strings.Join(join, ", "), acl)
+`, i, n, filepath.Join(dir, fmt.Sprint("data", i)), port(0), port(1), port(2), strings.Join(join, ", "), rate, acl)
 		c.configs = append(c.configs, filepath.Join(dir, fmt.Sprintf("server%d.hcl", i)))
 		if err := os.WriteFile(c.configs[i], []byte(config), 0o600); err != nil {
 			return nil, err
