@@ -24,6 +24,8 @@ import (
 	"github.com/windlass-dev/windlass/engine/kv"
 	"github.com/windlass-dev/windlass/engine/lease"
 	"github.com/windlass-dev/windlass/internal/testbed"
+	"github.com/windlass-dev/windlass/internal/tlsfile"
+	"github.com/windlass-dev/windlass/internal/tlsfile/tlstest"
 )
 
 // shared is the server that all tests share, unless they break one.
@@ -567,4 +569,27 @@ func TestNothingIsLostWhenTheServerLimitsRequests(t *testing.T) {
 	require.True(t, limited)
 	time.Sleep(3 * time.Second) // the load is what takes time
 	requireSeen(t, s, stop())
+}
+
+func TestTLSAndSocket(t *testing.T) {
+	cert, key := tlstest.Certificate(t)
+	dir, err := os.MkdirTemp("", "c") // a socket's path may not be long
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	own, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{CertFile: cert, KeyFile: key}, dir, t.Output())
+	require.NoError(t, err)
+	t.Cleanup(own.Stop)
+	for _, cfg := range []consul.ConnectionConfig{
+		{Address: own.Secure, TLS: tlsfile.Files{CAFile: cert}}, {Address: "https://" + own.Secure, TLS: tlsfile.Files{CAFile: cert}}, {Address: "unix://" + own.Socket},
+	} {
+		kv, err := consul.NewKV(connect(t, cfg), consul.KVConfig{KeyPrefix: "a/"})
+		require.NoError(t, err)
+		s := reconcile(t, kv)
+		value := strconv.FormatInt(prefixes.Add(1), 10)
+		_, err = kv.Apply(t.Context(), engine.Object{Key: kv.Key("x"), Value: []byte(value)}, engine.Write{})
+		require.NoError(t, err)
+		eventually(t, cfg.Address, func() bool { v, _ := s.of("a/x"); return v == value })
+	}
+	_, err = consul.Connect(t.Context(), consul.ConnectionConfig{Address: "https://" + own.Secure})
+	require.ErrorContains(t, err, "certificate")
 }

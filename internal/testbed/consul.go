@@ -20,6 +20,8 @@ type Consul struct {
 	Addresses []string
 	// Token may do anything, if ACLs are on.
 	Token string
+	// Secure is the first server's address for TLS, and Socket its socket's path.
+	Secure, Socket string
 
 	dir     string
 	path    string
@@ -33,6 +35,8 @@ type ConsulConfig struct {
 	Servers int
 	// ACL denies everything to who has no token.
 	ACL bool
+	// CertFile and KeyFile make a server listen by TLS, at Secure, and on a socket besides.
+	CertFile, KeyFile string
 	// Rate is how many reads, and how many writes, a server takes a second; 0 is no limit.
 	Rate int
 }
@@ -44,7 +48,7 @@ func StartConsul(ctx context.Context, cfg ConsulConfig, dir string, log io.Write
 	if c.path, err = consul.binary(ctx, log); err != nil {
 		return nil, err
 	}
-	all, err := freeAddresses(ctx, 3*n)
+	all, err := freeAddresses(ctx, 3*n+1)
 	if err != nil {
 		return nil, err
 	}
@@ -63,13 +67,20 @@ func StartConsul(ctx context.Context, cfg ConsulConfig, dir string, log io.Write
 		if cfg.Rate > 0 {
 			rate = fmt.Sprintf(`, request_limits { mode = "enforcing", read_rate = %d, write_rate = %d }`, cfg.Rate, cfg.Rate)
 		}
+		tls, https := "", "-1"
+		if cfg.CertFile != "" {
+			c.Secure, c.Socket = all[3*n], filepath.Join(dir, "s")
+			_, https, _ = net.SplitHostPort(c.Secure)
+			tls = fmt.Sprintf(`tls { https { cert_file = %q, key_file = %q } }
+addresses { http = "127.0.0.1 unix://%s" }`, cfg.CertFile, cfg.KeyFile, c.Socket)
+		}
 		config := fmt.Sprintf(`
 node_name = "server%d"
 server = true
 bootstrap_expect = %d
 data_dir = %q
 bind_addr = "127.0.0.1"
-ports { http = %s, serf_lan = %s, server = %s, serf_wan = -1, dns = -1, grpc = -1, grpc_tls = -1 }
+ports { http = %s, https = %s, serf_lan = %s, server = %s, serf_wan = -1, dns = -1, grpc = -1, grpc_tls = -1 }
 retry_join = [%s]
 retry_interval = "1s"
 performance { raft_multiplier = 1 }
@@ -77,7 +88,8 @@ connect { enabled = false }
 limits { http_max_conns_per_client = 200%s }
 disable_update_check = true
 %s
-`, i, n, filepath.Join(dir, fmt.Sprint("data", i)), port(0), port(1), port(2), strings.Join(join, ", "), rate, acl)
+%s
+`, i, n, filepath.Join(dir, fmt.Sprint("data", i)), port(0), https, port(1), port(2), strings.Join(join, ", "), rate, acl, tls)
 		c.configs = append(c.configs, filepath.Join(dir, fmt.Sprintf("server%d.hcl", i)))
 		if err := os.WriteFile(c.configs[i], []byte(config), 0o600); err != nil {
 			return nil, err
