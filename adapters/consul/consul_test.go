@@ -573,7 +573,7 @@ func TestNothingIsLostWhenTheServerLimitsRequests(t *testing.T) {
 
 func TestTLSAndSocket(t *testing.T) {
 	cert, key := tlstest.Certificate(t)
-	dir, err := os.MkdirTemp("", "c") // a socket's path may not be long
+	dir, err := os.MkdirTemp("", "c") //nolint:usetesting // a socket's path may not be long.
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	own, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{CertFile: cert, KeyFile: key}, dir, t.Output())

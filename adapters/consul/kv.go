@@ -108,7 +108,7 @@ func revisionOf(index uint64) string { return strconv.FormatUint(index, 10) }
 var meta = &engine.Meta{}
 
 func (k *KV) fetch(ctx context.Context, opts *api.QueryOptions) (answer, error) {
-	body, m, err := k.conn.keys(ctx, k.cfg.KeyPrefix, opts)
+	body, m, err := k.conn.keys(ctx, k.cfg.KeyPrefix, len(k.answers.body), opts)
 	if err != nil {
 		return answer{}, err
 	}

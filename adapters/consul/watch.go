@@ -48,7 +48,7 @@ type watched struct {
 const (
 	longestWait   = 5 * time.Minute
 	shortestWait  = longestWait - longestWait/10
-	queriesSecond = 50
+	queriesSecond = 200
 	firstBackoff  = 100 * time.Millisecond
 	longBackoff   = 10 * time.Second
 )
