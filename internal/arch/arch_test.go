@@ -66,7 +66,7 @@ var layers = []struct {
 	{"internal/arch", nil},
 	{"internal/bench/kube", []string{"engine", "adapters/k8s", "adapters/nats"}},
 	{"internal/integration", []string{"engine", "adapters/nats", "internal/testbed"}},
-	{"internal/soak", []string{"engine", "adapters/nats", "adapters/redis", "internal/link"}},
+	{"internal/soak", []string{"engine", "adapters/nats", "adapters/redis", "internal/link", "internal/testbed"}},
 }
 
 func TestNoArrowRunsBackUp(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/windlass-dev/windlass/internal/testbed"
 )
 
 // broker is where the engines keep their queue.
@@ -52,21 +53,6 @@ func process(ctx context.Context, path string, args ...string) (*exec.Cmd, error
 	return cmd, cmd.Start()
 }
 
-// freeAddresses are addresses on which nobody listens.
-func freeAddresses(ctx context.Context, n int) ([]string, error) {
-	var lc net.ListenConfig
-	addresses := make([]string, n)
-	for i := range addresses {
-		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = l.Close() }()
-		addresses[i] = l.Addr().String()
-	}
-	return addresses, nil
-}
-
 // natsBroker is a NATS server, or a cluster of three.
 type natsBroker struct {
 	dir     string
@@ -77,7 +63,7 @@ type natsBroker struct {
 }
 
 func newNATSBroker(ctx context.Context, dir string, n int) (*natsBroker, error) {
-	all, err := freeAddresses(ctx, 2*n)
+	all, err := testbed.FreeAddresses(ctx, 2*n)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +156,7 @@ type redisBroker struct {
 }
 
 func newRedisBroker(ctx context.Context, dir string) (*redisBroker, error) {
-	address, err := freeAddresses(ctx, 1)
+	address, err := testbed.FreeAddresses(ctx, 1)
 	if err != nil {
 		return nil, err
 	}

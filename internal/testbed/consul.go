@@ -48,7 +48,7 @@ func StartConsul(ctx context.Context, cfg ConsulConfig, dir string, log io.Write
 	if c.path, err = consul.binary(ctx, log); err != nil {
 		return nil, err
 	}
-	all, err := freeAddresses(ctx, 3*n+1)
+	all, err := FreeAddresses(ctx, 3*n+1)
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ func StartKubernetes(ctx context.Context, dir string, log io.Writer) (k *Kuberne
 	if err := k.writeKeys(); err != nil {
 		return nil, err
 	}
-	addresses, err := freeAddresses(ctx, 3)
+	addresses, err := FreeAddresses(ctx, 3)
 	if err != nil {
 		return nil, err
 	}

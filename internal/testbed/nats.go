@@ -21,7 +21,7 @@ func StartNATS(ctx context.Context, s server, dir string, log io.Writer) (addres
 	if err != nil {
 		return "", nil, err
 	}
-	addresses, err := freeAddresses(ctx, 1)
+	addresses, err := FreeAddresses(ctx, 1)
 	if err != nil {
 		return "", nil, err
 	}

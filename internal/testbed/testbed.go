@@ -77,8 +77,8 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// freeAddresses are addresses on which nobody listens.
-func freeAddresses(ctx context.Context, n int) ([]string, error) {
+// FreeAddresses are addresses on which nobody listens.
+func FreeAddresses(ctx context.Context, n int) ([]string, error) {
 	var lc net.ListenConfig
 	addresses := make([]string, n)
 	for i := range addresses {
