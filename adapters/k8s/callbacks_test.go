@@ -335,3 +335,31 @@ func TestAnInformerIsASource(t *testing.T) {
 		})
 	}
 }
+
+func TestANoteAboutAnObjectOfAnInformerIsInTheLogAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServices(t, "foo")
+		source, err := k8s.FromInformer(k8s.InformerConfig{Name: "services", APIVersion: "v1", Kind: "Service"}, s.informer)
+		require.NoError(t, err)
+		var outcomes []error
+		e, err := engine.New(engine.Config{Controllers: []engine.Controller{engine.NewController("c").For(source).WithMiddleware(func(next engine.Handler) engine.Handler {
+			return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+				result, err := next(ctx, rt, req)
+				outcomes = append(outcomes, err)
+				return result, err
+			}
+		}).WithHandler(func(ctx context.Context, rt engine.Runtime, _ engine.Request) (engine.Result, error) {
+			rt.Note(ctx, engine.Note{Reason: "Seen", Message: "It is there."})
+			return engine.Result{}, nil
+		})}})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { s.informer.RunWithContext(ctx) })
+		group.Go(func() { require.NoError(t, e.Run(ctx)) })
+		settle()
+		cancel()
+		group.Wait()
+		require.Equal(t, []error{nil}, outcomes)
+	})
+}

@@ -34,8 +34,12 @@ func (c *Connection) events(component string) (record.EventRecorder, error) {
 	return r, nil
 }
 
-// Record implements engine.Recorder: a Kubernetes Event about the object, in its namespace.
+// Record implements engine.Recorder: a Kubernetes Event about the object, in its namespace. An informer's source has no connection to
+// send one by.
 func (r *Resource) Record(key engine.Key, n engine.Note) {
+	if r.informer != nil {
+		return
+	}
 	events, err := r.conn.events(r.cfg.FieldManager)
 	if err != nil {
 		r.conn.log.Warn("an Event cannot be recorded", "key", key.String(), "err", err)
