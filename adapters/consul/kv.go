@@ -66,7 +66,7 @@ func NewKV(conn *Connection, cfg KVConfig) (*KV, error) {
 	k.watched = watched{conn: conn, name: cfg.Name, fetch: k.fetch, key: k.keyOf}
 	k.answers.skip = k.isTrace
 	if cfg.TracePrefix != "" {
-		k.trace = k.traceOf
+		k.trace = func(ctx context.Context, name string) string { return conn.traceOf(ctx, cfg.TracePrefix+name) }
 	}
 	return k, nil
 }
@@ -96,7 +96,9 @@ func (k *KV) isTrace(name string) bool {
 }
 
 // CompareRevisions implements engine.RevisionComparer.
-func (k *KV) CompareRevisions(a, b string) (int, error) {
+func (k *KV) CompareRevisions(a, b string) (int, error) { return compareIndexes(a, b) }
+
+func compareIndexes(a, b string) (int, error) {
 	x, err1 := strconv.ParseUint(a, 10, 64)
 	y, err2 := strconv.ParseUint(b, 10, 64)
 	return cmp.Compare(x, y), errors.Join(err1, err2)
@@ -162,14 +164,6 @@ func (k *KV) List(ctx context.Context) ([]engine.Object, error) {
 	return objects, nil
 }
 
-func (k *KV) traceOf(ctx context.Context, name string) string {
-	o, err := k.Get(ctx, k.keyOf(k.cfg.TracePrefix+name))
-	if err != nil {
-		return "" // a trace is worth no second try
-	}
-	return string(o.Value.([]byte))
-}
-
 // Apply implements engine.Sink.
 func (k *KV) Apply(ctx context.Context, o engine.Object, w engine.Write) (string, error) {
 	value, ok := o.Value.([]byte)
@@ -192,7 +186,7 @@ func (k *KV) Apply(ctx context.Context, o engine.Object, w engine.Write) (string
 	}
 	ops := api.TxnOps{{KV: op}}
 	if k.cfg.TracePrefix != "" && w.Traceparent != "" {
-		ops = append(ops, &api.TxnOp{KV: &api.KVTxnOp{Verb: api.KVSet, Key: k.cfg.TracePrefix + o.Key.Name, Value: []byte(w.Traceparent)}})
+		ops = append(ops, setTrace(k.cfg.TracePrefix+o.Key.Name, w.Traceparent))
 	}
 	done, err := k.conn.transact(ctx, ops)
 	if err != nil {
@@ -216,35 +210,10 @@ func (k *KV) Delete(ctx context.Context, key engine.Key, w engine.Write) error {
 	}
 	ops := api.TxnOps{{KV: &api.KVTxnOp{Verb: api.KVDeleteCAS, Key: key.Name, Index: index}}}
 	if k.cfg.TracePrefix != "" {
-		ops = append(ops, &api.TxnOp{KV: &api.KVTxnOp{Verb: api.KVDelete, Key: k.cfg.TracePrefix + key.Name}})
+		ops = append(ops, deleteTrace(k.cfg.TracePrefix+key.Name))
 	}
 	if _, err := k.conn.transact(ctx, ops); err != nil {
 		return fmt.Errorf("delete %s: %w", key.Name, err)
 	}
 	return nil
-}
-
-// transact carries out operations all together or not at all. What a check refused is ErrConflict.
-func (c *Connection) transact(ctx context.Context, ops api.TxnOps) (*api.TxnResponse, error) {
-	opts, err := c.query(ctx)
-	if err != nil {
-		return nil, err
-	}
-	opts.AllowStale, opts.RequireConsistent = false, false
-	ok, done, _, err := c.client.Txn().Txn(ops, opts)
-	switch {
-	case err != nil:
-		return nil, understood(err)
-	case ok:
-		return done, nil
-	}
-	what := make([]string, 0, len(done.Errors))
-	for _, e := range done.Errors {
-		what = append(what, e.What)
-	}
-	text := strings.Join(what, "; ")
-	if strings.Contains(strings.ToLower(text), "permission denied") {
-		return nil, fmt.Errorf("%w: %s", errRight, text)
-	}
-	return nil, fmt.Errorf("%w: %s", engine.ErrConflict, text)
 }

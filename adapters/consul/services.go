@@ -8,9 +8,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/hashicorp/consul/api"
 	"golang.org/x/sync/errgroup"
@@ -40,15 +40,18 @@ type Service struct {
 
 // Instance is an instance of a service.
 type Instance struct {
-	ID   string `json:"id"`
-	Node string `json:"node"`
-	// Address is the instance's own, or its node's.
+	// Service is the name of the service, left out within a Service.
+	Service string `json:"service,omitempty"`
+	ID      string `json:"id"`
+	Node    string `json:"node"`
+	// Address is the instance's own, or, within a Service, its node's.
 	Address string            `json:"address"`
 	Port    int               `json:"port"`
 	Tags    []string          `json:"tags,omitempty"`
 	Meta    map[string]string `json:"meta,omitempty"`
-	// Status is the worst of its checks and its node's: passing, warning, critical or maintenance.
-	Status string `json:"status"`
+	// Status is passing, warning, critical or maintenance: within a Service the worst of its checks and its node's, otherwise that of its
+	// own check, empty if it has none.
+	Status string `json:"status,omitempty"`
 }
 
 // Services are services of the catalog, with the health of their instances, as a source and a reader. A service without an instance that is
@@ -60,10 +63,12 @@ type Services struct {
 	kind engine.Kind
 
 	// What the last answers said; the goroutine of Run alone uses them.
-	catalog, health uint64            // their indexes
-	round           uint64            // of fetch
-	checks          map[string]uint64 // of each service's checks, a sum
-	read            map[string]*Service
+	queries queries
+	listed  []string // the catalog, and whether it has moved
+	moved   bool
+	checks  map[string]uint64 // of each service's checks, a sum, and which of them is another one
+	changed []string
+	read    map[string]*Service
 }
 
 var (
@@ -76,6 +81,7 @@ func NewServices(conn *Connection, cfg ServicesConfig) (*Services, error) {
 	cfg.Name = cmp.Or(cfg.Name, "consul-services")
 	s := &Services{cfg: cfg, kind: engine.KindOf(KindService)}
 	s.watched = watched{conn: conn, name: cfg.Name, fetch: s.fetch, key: s.Key}
+	s.queries = queries{conn: conn, all: []*query{{ask: s.askCatalog}, {ask: s.askHealth}}}
 	return s, nil
 }
 
@@ -219,22 +225,20 @@ func (s *Services) fetch(ctx context.Context, opts *api.QueryOptions) (answer, e
 		}
 		return answer{found: found, index: m.LastIndex}, nil
 	}
-	if s.round++; opts.WaitIndex == 0 {
-		s.catalog, s.health, s.read, s.checks = 0, 0, nil, nil
+	if opts.WaitIndex == 0 {
+		s.read, s.checks = nil, nil
 	}
-	all, changed, err := s.await(ctx)
+	s.moved, s.changed = false, nil
+	index, err := s.queries.await(ctx, opts.WaitIndex == 0)
 	if err != nil {
 		return answer{}, err
 	}
-	if all {
-		if changed, err = s.names(ctx); err != nil {
-			return answer{}, err
-		}
-		s.read = make(map[string]*Service)
+	changed := s.changed
+	if s.read == nil || s.moved || slices.Contains(changed, "") { // a node's check counts for all that is on it
+		s.read, changed = make(map[string]*Service), s.listed
 	}
 	fresh, err := s.services(ctx, changed)
 	if err != nil {
-		s.catalog = 0 // what was to be read is not known any more
 		return answer{}, err
 	}
 	for name, x := range fresh {
@@ -246,43 +250,27 @@ func (s *Services) fetch(ctx context.Context, opts *api.QueryOptions) (answer, e
 	for name, x := range s.read {
 		found[name] = item{revision: digest(x.json()), meta: meta}
 	}
-	return answer{found: found, index: s.round}, nil
+	return answer{found: found, index: index}, nil
 }
 
-// moved is what one of the two queries found.
-type moved struct {
-	catalog bool
-	index   uint64
-	checks  map[string]uint64
-	err     error
+func (s *Services) askCatalog(ctx context.Context, opts *api.QueryOptions) (func(moved bool), *api.QueryMeta, error) {
+	services, m, err := s.conn.client.Catalog().Services(opts)
+	return func(moved bool) {
+		s.listed, s.moved = slices.Collect(maps.Keys(services)), moved
+	}, m, err
 }
 
-// await returns when the catalog or the checks have moved: whether all services must be read, or which.
-func (s *Services) await(ctx context.Context) (all bool, changed []string, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	answers := make(chan moved, 2)
-	var group sync.WaitGroup
-	defer group.Wait()
-	defer cancel()
-	group.Go(func() { answers <- s.blockCatalog(ctx, s.catalog) })
-	group.Go(func() { answers <- s.blockHealth(ctx, s.health) })
-	for range 2 {
-		m := <-answers
-		switch {
-		case m.err != nil:
-			return false, nil, m.err
-		case m.catalog:
-			all, s.catalog = all || m.index != s.catalog, m.index
-		default:
-			changed = differ(s.checks, m.checks)
-			all = all || slices.Contains(changed, "") // a node's check counts for all that is on it
-			s.health, s.checks = m.index, m.checks
+func (s *Services) askHealth(ctx context.Context, opts *api.QueryOptions) (func(moved bool), *api.QueryMeta, error) {
+	checks, m, err := s.conn.client.Health().State(api.HealthAny, opts)
+	return func(bool) {
+		sums := make(map[string]uint64)
+		for _, c := range checks {
+			h := fnv.New64a()
+			_, _ = fmt.Fprint(h, c.Node, "\x00", c.CheckID, "\x00", c.ModifyIndex)
+			sums[c.ServiceName] += h.Sum64() // in any order; those of nodes are under ""
 		}
-		if s.read != nil && (all || len(changed) > 0) {
-			return all, changed, nil
-		}
-	}
-	return all || s.read == nil, changed, nil
+		s.changed, s.checks = differ(s.checks, sums), sums
+	}, m, err
 }
 
 // differ returns the names for which two sums are not the same.
@@ -298,44 +286,4 @@ func differ(a, b map[string]uint64) (names []string) {
 		}
 	}
 	return names
-}
-
-func (s *Services) block(ctx context.Context, after uint64) (*api.QueryOptions, error) {
-	opts, err := s.conn.query(ctx)
-	if err == nil {
-		opts.WaitIndex, opts.WaitTime = after, longestWait
-	}
-	return opts, err
-}
-
-func (s *Services) blockCatalog(ctx context.Context, after uint64) moved {
-	opts, err := s.block(ctx, after)
-	if err != nil {
-		return moved{err: err}
-	}
-	asked := time.Now()
-	_, meta, err := s.conn.client.Catalog().Services(opts)
-	if err != nil {
-		return moved{catalog: true, err: err}
-	}
-	return moved{catalog: true, index: next(meta.LastIndex, after, asked)}
-}
-
-func (s *Services) blockHealth(ctx context.Context, after uint64) moved {
-	opts, err := s.block(ctx, after)
-	if err != nil {
-		return moved{err: err}
-	}
-	asked := time.Now()
-	checks, meta, err := s.conn.client.Health().State(api.HealthAny, opts)
-	if err != nil {
-		return moved{err: err}
-	}
-	m := moved{index: next(meta.LastIndex, after, asked), checks: make(map[string]uint64)}
-	for _, c := range checks {
-		h := fnv.New64a()
-		_, _ = fmt.Fprint(h, c.Node, "\x00", c.CheckID, "\x00", c.ModifyIndex)
-		m.checks[c.ServiceName] += h.Sum64() // in any order; those of nodes are under ""
-	}
-	return m
 }

@@ -190,41 +190,86 @@ func consulConnection(ctx context.Context, env *app.Env, name string, cfg consul
 	return consul.Connect(ctx, cfg)
 }
 
-// consulSinkConfig is keys on a connection.
+// consulSinkConfig is keys, the instances of a node, or config entries.
 type consulSinkConfig struct {
 	Connection      string `yaml:"connection"`
 	consul.KVConfig `yaml:",inline"`
+
+	Instances     *consul.InstancesConfig `yaml:"instances"`
+	ConfigEntries *consul.EntriesConfig   `yaml:"configEntries"`
 }
 
 // ConnectionName is the connection that must exist.
 func (c consulSinkConfig) ConnectionName() string { return c.Connection }
 
-func consulSink(_ context.Context, env *app.Env, name string, cfg consulSinkConfig) (engine.Sink, error) {
-	conn, err := app.Connection[*consul.Connection](env, cfg.Connection)
-	if err != nil {
-		return nil, err
+// Validate returns everything that is wrong.
+func (c consulSinkConfig) Validate() error { return c.validate(0) }
+
+func (c consulSinkConfig) validate(others int) error {
+	errs := []error{c.KVConfig.Validate()}
+	if c.KVConfig != (consul.KVConfig{}) {
+		others++
 	}
-	cfg.Name = name
-	return consul.NewKV(conn, cfg.KVConfig)
+	if c.Instances != nil {
+		others++
+		errs = append(errs, prefixed("instances", c.Instances.Validate()))
+	}
+	if c.ConfigEntries != nil {
+		others++
+		errs = append(errs, prefixed("configEntries", c.ConfigEntries.Validate()))
+	}
+	if others > 1 {
+		errs = append(errs, errors.New("keys, services, nodes, instances and configEntries exclude each other: make one of each"))
+	}
+	return errors.Join(errs...)
 }
 
-// consulSourceConfig is keys, or services.
+func prefixed(field string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s.%w", field, err)
+}
+
+func consulSink(_ context.Context, env *app.Env, name string, cfg consulSinkConfig) (engine.Sink, error) {
+	conn, err := app.Connection[*consul.Connection](env, cfg.Connection)
+	switch {
+	case err != nil:
+		return nil, err
+	case cfg.Instances != nil:
+		cfg.Instances.Name = name
+		return consul.NewInstances(conn, *cfg.Instances)
+	case cfg.ConfigEntries != nil:
+		cfg.ConfigEntries.Name = name
+		return consul.NewEntries(conn, *cfg.ConfigEntries)
+	default:
+		cfg.Name = name
+		return consul.NewKV(conn, cfg.KVConfig)
+	}
+}
+
+// consulSourceConfig is what can be written, services or nodes.
 type consulSourceConfig struct {
 	consulSinkConfig `yaml:",inline"`
 
 	Services *consul.ServicesConfig `yaml:"services"`
+	Nodes    *consul.NodesConfig    `yaml:"nodes"`
 }
 
 // Validate returns everything that is wrong.
 func (c consulSourceConfig) Validate() error {
-	if c.Services != nil && c.KVConfig != (consul.KVConfig{}) {
-		return errors.New("services: a source has keys or services; make two of it")
+	others := 0
+	if c.Services != nil {
+		others++
 	}
-	return c.KVConfig.Validate()
+	if c.Nodes != nil {
+		others++
+	}
+	return c.validate(others)
 }
 
 func consulSource(ctx context.Context, env *app.Env, name string, cfg consulSourceConfig) (engine.Source, error) {
-	if cfg.Services == nil {
+	if cfg.Services == nil && cfg.Nodes == nil {
 		sink, err := consulSink(ctx, env, name, cfg.consulSinkConfig)
 		if err != nil {
 			return nil, err
@@ -232,11 +277,16 @@ func consulSource(ctx context.Context, env *app.Env, name string, cfg consulSour
 		return sink.(engine.Source), nil
 	}
 	conn, err := app.Connection[*consul.Connection](env, cfg.Connection)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case cfg.Nodes != nil:
+		cfg.Nodes.Name = name
+		return consul.NewNodes(conn, *cfg.Nodes)
+	default:
+		cfg.Services.Name = name
+		return consul.NewServices(conn, *cfg.Services)
 	}
-	cfg.Services.Name = name
-	return consul.NewServices(conn, *cfg.Services)
 }
 
 // syncConfig is the sync handler. It owns what it writes.
