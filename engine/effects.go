@@ -43,24 +43,38 @@ type Effect struct {
 // IntentAnnotation is where an object that can carry annotations shows the intent that made it (Write.Intent).
 const IntentAnnotation = "windlass.dev/intent"
 
-// do carries out effects in their order and stops at the first that fails.
+// do carries out effects in their order and stops at the first that fails. Effects that follow one another into a sink that writes several
+// objects in one step are written together.
 func (s *runState) do(ctx context.Context, effects []Effect) error {
+	var together batch
 	for _, e := range effects {
 		sink := s.c.sinkOf(e.Object.Key)
 		if sink == nil {
-			return Terminal(fmt.Errorf("%w: controller %s may not write %s: no sink that it Owns or WritesTo covers the key",
-				ErrInvalid, s.c.name, e.Object.Key))
+			return errors.Join(together.write(ctx), Terminal(fmt.Errorf("%w: controller %s may not write %s: no sink that it Owns or WritesTo covers the key",
+				ErrInvalid, s.c.name, e.Object.Key)))
 		}
 		if s.c.dryRun {
 			s.log().InfoContext(ctx, "dry run", "would", e.Verb.String(), "target", e.Object.Key.String())
 			continue
 		}
-		a := application{s: s, sink: sink, effect: e, me: owner{s.c.name, s.req.Key}}
-		if err := a.run(ctx); err != nil {
+		if !together.takes(sink, e.Object.Key) {
+			if err := together.write(ctx); err != nil {
+				return err
+			}
+		}
+		a := &application{s: s, sink: sink, effect: e, me: owner{s.c.name, s.req.Key}}
+		if err := a.prepare(ctx); err != nil {
+			return errors.Join(together.write(ctx), err)
+		}
+		if _, ok := sink.(Batcher); ok {
+			together = append(together, a)
+			continue
+		}
+		if err := a.write(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
+	return together.write(ctx)
 }
 
 // application is one effect on its way into its sink.
@@ -69,18 +83,24 @@ type application struct {
 	sink   Sink
 	effect Effect
 	me     owner
+
+	// What the effect comes to: a write, nil if there is nothing to write, and what follows it, successful or not.
+	change *Change
+	then   func(ctx context.Context, revision string, err error) error
 }
 
-func (a *application) run(ctx context.Context) error {
+// prepare finds out what the effect comes to.
+func (a *application) prepare(ctx context.Context) error {
 	target := a.effect.Object.Key
 	reader, readable := a.sink.(Reader)
 	if !readable {
 		// Nobody can tell what is there, so nobody can own it: a log, a webhook.
 		if a.effect.Verb == DeleteObject {
-			return a.delete(ctx, Object{Key: target})
+			a.delete(Object{Key: target})
+		} else {
+			a.apply(a.conditions())
 		}
-		_, err := a.apply(ctx, a.write())
-		return err
+		return nil
 	}
 	have, err := reader.Get(ctx, target)
 	exists := err == nil
@@ -88,7 +108,7 @@ func (a *application) run(ctx context.Context) error {
 		return fmt.Errorf("read %s before writing it: %w", target, err)
 	}
 	if keepsOwner(a.sink) {
-		return a.marked(ctx, have, exists)
+		return a.marked(have, exists)
 	}
 	return a.recorded(ctx, have, exists)
 }
@@ -99,7 +119,7 @@ func keepsOwner(s Sink) bool {
 }
 
 // marked carries out an effect where the object itself names its owner.
-func (a *application) marked(ctx context.Context, have Object, exists bool) error {
+func (a *application) marked(have Object, exists bool) error {
 	mine := exists && have.Owner == a.me.Key
 	if exists && !mine && (!have.Owner.IsZero() || !a.effect.Adopt) {
 		if a.effect.Verb != ApplyObject {
@@ -109,14 +129,12 @@ func (a *application) marked(ctx context.Context, have Object, exists bool) erro
 	}
 	switch {
 	case !exists && a.effect.Verb == ApplyObject:
-		w := a.write()
+		w := a.conditions()
 		w.Absent = true
-		_, err := a.apply(ctx, w)
-		return err
+		a.apply(w)
 	case !exists:
-		return nil
 	case a.effect.Verb == DeleteObject:
-		return a.delete(ctx, have)
+		a.delete(have)
 	case a.effect.Verb == ReleaseObject:
 		a.me, a.effect.Object = owner{}, have
 		fallthrough
@@ -128,11 +146,11 @@ func (a *application) marked(ctx context.Context, have Object, exists bool) erro
 		if have.Owner == a.me.Key && unchanged(have, a.effect.Object) {
 			return nil
 		}
-		w := a.write()
+		w := a.conditions()
 		w.Revision, w.Release = have.Revision, a.effect.Verb == ReleaseObject
-		_, err := a.apply(ctx, w)
-		return err
+		a.apply(w)
 	}
+	return nil
 }
 
 // recorded carries out an effect where the engine keeps the owner.
@@ -168,10 +186,15 @@ func (a *application) recorded(ctx context.Context, have Object, exists bool) er
 		return nil
 	case a.effect.Verb == DeleteObject && exists:
 		own.announce(target, "", true)
-		if err := a.delete(ctx, have); err != nil {
-			own.announce(target, "", false)
-			return err
+		a.delete(have)
+		a.then = func(ctx context.Context, _ string, err error) error {
+			if err != nil {
+				own.announce(target, "", false)
+				return err
+			}
+			return own.remove(ctx, target)
 		}
+		return nil
 	}
 	return own.remove(ctx, target)
 }
@@ -194,26 +217,29 @@ func (a *application) applyRecorded(ctx context.Context, have Object, exists boo
 	if exists && same(have, want) {
 		return a.confirm(ctx, record, have.Revision)
 	}
-	w := a.write()
+	w := a.conditions()
 	w.Absent, w.Revision, w.Intent = !exists, have.Revision, cmp.Or(record.Intent, rand.Text())
 	own.announce(want.Key, w.Intent, false)
-	revision, err := a.apply(ctx, w)
-	if errors.Is(err, ErrInvalid) && record.Intent != "" {
-		// The system will never take it: leave no claim behind.
-		return errors.Join(err, own.remove(ctx, want.Key))
-	}
-	if err != nil {
-		return err
-	}
-	record.Revision = revision
-	record.Intent, record.Digest = "", ""
-	if err := own.put(ctx, want.Key, record); err != nil {
-		return err
-	}
-	if !own.settle(want.Key) {
-		return a.s.c.add(ctx, Request{Controller: a.me.Controller, Key: a.me.Key, Priority: PriorityDependency, Causes: CausesOf(Cause{
-			Trigger: Dependency, Operation: Put, Key: want.Key, Time: time.Now(), Traceparent: a.s.traceparent,
-		})})
+	a.apply(w)
+	a.then = func(ctx context.Context, revision string, err error) error {
+		if errors.Is(err, ErrInvalid) && record.Intent != "" {
+			// The system will never take it: leave no claim behind.
+			return errors.Join(err, own.remove(ctx, want.Key))
+		}
+		if err != nil {
+			return err
+		}
+		record.Revision = revision
+		record.Intent, record.Digest = "", ""
+		if err := own.put(ctx, want.Key, record); err != nil {
+			return err
+		}
+		if !own.settle(want.Key) {
+			return a.s.c.add(ctx, Request{Controller: a.me.Controller, Key: a.me.Key, Priority: PriorityDependency, Causes: CausesOf(Cause{
+				Trigger: Dependency, Operation: Put, Key: want.Key, Time: time.Now(), Traceparent: a.s.traceparent,
+			})})
+		}
+		return nil
 	}
 	return nil
 }
@@ -245,7 +271,7 @@ func (a *application) refuse(of Key) error {
 	return fmt.Errorf("%w: delete it, choose another name, or let the controller adopt it", err)
 }
 
-func (a *application) write() Write {
+func (a *application) conditions() Write {
 	return Write{Traceparent: a.s.traceparent, Fence: a.s.req.Fence}
 }
 
@@ -264,39 +290,106 @@ func (a *application) fenced() error {
 	}
 }
 
-func (a *application) apply(ctx context.Context, w Write) (string, error) {
-	if err := a.fenced(); err != nil {
-		return "", fmt.Errorf("apply %s: %w", a.effect.Object.Key, err)
-	}
+func (a *application) apply(w Write) {
 	o := a.effect.Object
 	o.Owner = a.me.Key
-	ctx, end := a.s.access(ctx, "apply", o.Key)
-	by := a.s.descendLocked()
-	a.s.c.engine.lineage.note(o.Key, "", by)
-	revision, err := a.sink.Apply(ctx, o, w)
-	a.s.c.engine.lineage.note(o.Key, cmp.Or(revision, "none"), by)
-	end(err)
-	if err != nil {
-		return "", fmt.Errorf("apply %s: %w", o.Key, err)
-	}
-	return revision, nil
+	a.change = &Change{Object: o, Write: w}
 }
 
-func (a *application) delete(ctx context.Context, have Object) error {
-	if err := a.fenced(); err != nil {
-		return fmt.Errorf("delete %s: %w", have.Key, err)
-	}
-	w := a.write()
+func (a *application) delete(have Object) {
+	w := a.conditions()
 	w.Revision = have.Revision
-	ctx, end := a.s.access(ctx, "delete", have.Key)
-	by := a.s.descendLocked()
-	a.s.c.engine.lineage.note(have.Key, "", by)
-	err := a.sink.Delete(ctx, have.Key, w)
-	end(err)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return fmt.Errorf("delete %s: %w", have.Key, err)
+	a.change = &Change{Object: Object{Key: have.Key}, Delete: true, Write: w}
+}
+
+// begin tells of the write that is about to be made, and returns what tells of its end and returns the effect's error.
+func (a *application) begin(ctx context.Context) (context.Context, func(revision string, err error) error) {
+	verb, key := "apply", a.change.Object.Key
+	if a.change.Delete {
+		verb = "delete"
 	}
-	return nil
+	outer := ctx
+	ctx, end := a.s.access(ctx, verb, key)
+	by := a.s.descendLocked()
+	a.s.c.engine.lineage.note(key, "", by)
+	return ctx, func(revision string, err error) error {
+		if !a.change.Delete {
+			a.s.c.engine.lineage.note(key, cmp.Or(revision, "none"), by)
+		}
+		end(err)
+		if a.change.Delete && errors.Is(err, ErrNotFound) {
+			err = nil
+		}
+		if err != nil {
+			err = fmt.Errorf("%s %s: %w", verb, key, err)
+		}
+		if a.then != nil {
+			err = a.then(outer, revision, err)
+		}
+		return err
+	}
+}
+
+// write carries out what was prepared.
+func (a *application) write(ctx context.Context) error {
+	if a.change == nil {
+		return nil
+	}
+	fenced := a.fenced()
+	ctx, end := a.begin(ctx)
+	switch c := a.change; {
+	case fenced != nil:
+		return end("", fenced)
+	case c.Delete:
+		return end("", a.sink.Delete(ctx, c.Object.Key, c.Write))
+	default:
+		return end(a.sink.Apply(ctx, c.Object, c.Write))
+	}
+}
+
+// batch are effects that were prepared and are written together.
+type batch []*application
+
+// takes says whether an effect may be prepared before the batch is written.
+func (b batch) takes(sink Sink, target Key) bool {
+	for _, a := range b {
+		if a.sink != sink || a.effect.Object.Key == target {
+			return false
+		}
+	}
+	return true
+}
+
+// write carries out what was prepared. It returns the error of the first effect that failed.
+func (b *batch) write(ctx context.Context) error {
+	var changes []Change
+	var ends []func(revision string, err error) error
+	for _, a := range *b {
+		if a.change != nil {
+			_, end := a.begin(ctx)
+			changes, ends = append(changes, *a.change), append(ends, end)
+		}
+	}
+	if len(changes) == 0 {
+		*b = nil
+		return nil
+	}
+	first := (*b)[0]
+	*b = nil
+	var revisions []string
+	err := first.fenced()
+	if err == nil {
+		revisions, err = first.sink.(Batcher).Batch(ctx, changes)
+	}
+	var failed error
+	for i, end := range ends {
+		if i < len(revisions) {
+			failed = cmp.Or(failed, end(revisions[i], nil))
+		} else {
+			failed = cmp.Or(failed, end("", err))
+		}
+	}
+	return failed
 }
 
 // same says whether applying want would change nothing.

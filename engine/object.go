@@ -68,6 +68,22 @@ type Sink interface {
 	Delete(ctx context.Context, key Key, w Write) error
 }
 
+// Batcher is a sink that writes several objects in one step. What one call of Runtime.Do writes into it, one after the other, goes there together.
+type Batcher interface {
+	// Batch carries out changes, none of the same object, in their order and in as few steps as the system allows. A step is done as a whole or
+	// not at all; the first that is refused ends it. It returns the revisions of the changes that were done, "" for deletions, and
+	// why there are no more, as Apply and Delete would.
+	Batch(ctx context.Context, changes []Change) (revisions []string, err error)
+}
+
+// Change is a write of one object.
+type Change struct {
+	// Object is what to apply; of a deletion only the key counts.
+	Object Object
+	Delete bool
+	Write  Write
+}
+
 // Write says under which conditions a sink writes, and on whose behalf.
 type Write struct {
 	// Absent demands that there is no such object; Revision, that it has this revision. Neither: no condition.

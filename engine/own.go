@@ -80,7 +80,7 @@ func (rt Runtime) own(ctx context.Context, verb string, value any, write func(ct
 	ctx, end := s.access(ctx, verb, key)
 	by := s.descendLocked()
 	s.c.engine.lineage.note(key, "", by)
-	revision, err := write(ctx, s, a.write())
+	revision, err := write(ctx, s, a.conditions())
 	s.c.engine.lineage.note(key, cmp.Or(revision, "none"), by)
 	end(err)
 	if err != nil {

@@ -155,21 +155,25 @@ func (o *ownership) get(target Key) (ownerRecord, bool) {
 	return r, ok
 }
 
-// wrote says that e is the echo of the engine's own last write, which concerns nobody.
-func (o *ownership) wrote(e Event) bool {
+// echoed returns the record of e's key, and whether e is the echo of the engine's own last write on behalf of controller, which concerns
+// nobody. The two are looked up at once: the record goes with its target.
+func (o *ownership) echoed(e *Event, controller string) (r ownerRecord, echo, known bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	r := o.targets[e.Key]
-	if e.Operation != Put && e.Operation != Resync {
-		return r.deleting
-	}
-	if e.New != nil && r.mark != "" && e.New.Annotations[IntentAnnotation] == r.mark {
+	r, known = o.targets[e.Key]
+	switch {
+	case !known || r.Owner.Controller != controller:
+		return r, false, known
+	case e.Operation != Put && e.Operation != Resync:
+		return r, r.deleting, true
+	case e.New != nil && r.mark != "" && e.New.Annotations[IntentAnnotation] == r.mark:
 		// It looks like ours. But somebody may have changed what we wrote and left the mark on it, so settle compares.
 		r.mark, r.echo = "", e.Revision
 		o.targets[e.Key] = r
-		return true
+		return r, true, true
+	default:
+		return r, r.Intent == "" && r.Revision == e.Revision, true
 	}
-	return r.Intent == "" && r.Revision == e.Revision
 }
 
 // announce notes the write that is about to be made, before its echo can arrive.

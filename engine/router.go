@@ -242,17 +242,19 @@ func causesOf(x cause) Causes { return Causes{causes: &causes{first: x, n: 1}} }
 // ownersOf returns the keys that own the object of e: by its marks, or by the engine's records. Changed says that a
 // listed object is not as the engine left it, which only the records can tell.
 func (c *runner) ownersOf(ctx context.Context, e *Event) (keys []Key, changed bool, err error) {
-	r, ok := c.engine.ownership.get(e.Key)
+	own := c.engine.ownership
+	r, echo, ok := own.echoed(e, c.name)
 	if !ok {
 		if keys, _ = MapOwner(ctx, *e); len(keys) > 0 || !c.engine.shared { // it never fails
 			return keys, false, nil
 		}
 		// Another replica may have written the record a moment ago.
-		if r, ok, err = c.engine.ownership.refresh(ctx, e.Key); !ok || err != nil {
+		if _, ok, err = own.refresh(ctx, e.Key); !ok || err != nil {
 			return nil, false, err
 		}
+		r, echo, _ = own.echoed(e, c.name)
 	}
-	if r.Owner.Controller != c.name || c.engine.ownership.wrote(*e) {
+	if r.Owner.Controller != c.name || echo {
 		return nil, false, nil
 	}
 	return []Key{r.Owner.Key}, e.Operation == Resync, nil

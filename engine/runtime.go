@@ -144,7 +144,8 @@ func (rt Runtime) Delete(ctx context.Context, key Key) error {
 	return rt.Do(ctx, Effect{Verb: DeleteObject, Object: Object{Key: key}})
 }
 
-// Do carries out effects in their order and stops at the first that fails.
+// Do carries out effects in their order and stops at the first that fails. Those that follow one another into a sink that is a [Batcher] are
+// written together.
 func (rt Runtime) Do(ctx context.Context, effects ...Effect) error {
 	s, err := rt.use()
 	if err != nil {

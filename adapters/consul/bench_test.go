@@ -91,3 +91,30 @@ func cpu() time.Duration {
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// BenchmarkSetOfKeys measures how long it takes to write a thousand keys: one by one, and as the set that one call of Runtime.Do makes of them.
+func BenchmarkSetOfKeys(b *testing.B) {
+	conn, err := consul.Connect(b.Context(), consul.ConnectionConfig{Address: shared.Addresses[0]})
+	require.NoError(b, err)
+	kv, err := consul.NewKV(conn, consul.KVConfig{KeyPrefix: "set/"})
+	require.NoError(b, err)
+	changes := make([]engine.Change, 1000)
+	for _, together := range []bool{false, true} {
+		b.Run(fmt.Sprintf("together=%v", together), func(b *testing.B) {
+			for n := 0; b.Loop(); n++ {
+				for i := range changes {
+					changes[i].Object = engine.Object{Key: kv.Key(strconv.Itoa(i)), Value: []byte(strconv.Itoa(n))}
+				}
+				if together {
+					_, err := kv.Batch(b.Context(), changes)
+					require.NoError(b, err)
+					continue
+				}
+				for _, c := range changes {
+					_, err := kv.Apply(b.Context(), c.Object, c.Write)
+					require.NoError(b, err)
+				}
+			}
+		})
+	}
+}

@@ -232,7 +232,7 @@ func understood(err error) error {
 		}
 		return err
 	case strings.Contains(err.Error(), "too large, max size"): // of a transaction, without a code
-		return fmt.Errorf("%w: larger than Consul takes (512 KiB): %w", engine.ErrInvalid, err)
+		return fmt.Errorf("%w: larger than Consul takes in a transaction (512 KiB of text, a value of about 380 KiB): %w", engine.ErrInvalid, err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("%w: the agent has closed the connection", err)
 	case errors.As(err, &op), errors.Is(err, context.DeadlineExceeded):

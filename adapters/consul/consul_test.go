@@ -317,7 +317,7 @@ func TestTokensAreReadAgainAndTheirErrorsExplained(t *testing.T) {
 func TestWhatConsulWouldNotTake(t *testing.T) {
 	kv := newKV(t, shared, consul.KVConfig{})
 	for name, o := range map[string]engine.Object{
-		"larger than Consul takes (512 KiB)":    {Key: kv.Key("large"), Value: []byte(strings.Repeat("x", 1<<20))},
+		"larger than Consul takes in a transaction (512 KiB of text, a value of about 380 KiB)": {Key: kv.Key("large"), Value: []byte(strings.Repeat("x", 1<<20))},
 		"cannot be a key of Consul":             {Key: engine.Key{Kind: engine.KindOf(consul.KindKV), Name: "/x"}, Value: []byte("1")},
 		"Consul's keys hold bytes, not float64": {Key: kv.Key("x"), Value: 1.5},
 	} {
@@ -592,4 +592,56 @@ func TestTLSAndSocket(t *testing.T) {
 	}
 	_, err = consul.Connect(t.Context(), consul.ConnectionConfig{Address: "https://" + own.Secure})
 	require.ErrorContains(t, err, "certificate")
+}
+
+func TestASetOfKeysIsWrittenInTransactions(t *testing.T) {
+	source := newKV(t, shared, consul.KVConfig{})
+	target := newKV(t, shared, consul.KVConfig{Name: "target", KeyPrefix: fmt.Sprintf("set%d/", prefixes.Add(1)), TracePrefix: "traces/"})
+	large := []byte(strings.Repeat("x", 100<<10))
+	handle := func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+		rt.SetTraceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+		var effects []engine.Effect
+		for n := range 100 {
+			effects = append(effects, engine.Effect{Object: engine.Object{Key: target.Key(fmt.Sprintf("small%d", n)), Value: []byte("x")}})
+		}
+		for n := range 20 {
+			effects = append(effects, engine.Effect{Object: engine.Object{Key: target.Key(fmt.Sprintf("large%d", n)), Value: large}})
+		}
+		_, err := rt.Get(ctx, req.Key)
+		for i := range effects {
+			if engine.IsNotFound(err) {
+				effects[i].Verb = engine.DeleteObject
+			}
+		}
+		return engine.Result{}, rt.Do(ctx, effects...)
+	}
+	e, err := engine.New(engine.Config{Controllers: []engine.Controller{engine.NewController("set").For(source).Owns(target).WithHandler(handle)}})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	c := client(t, shared, 0)
+	put(t, c, source.Key("x").Name, "1")
+	count := func() int {
+		objects, err := target.List(t.Context())
+		require.NoError(t, err)
+		return len(objects)
+	}
+	eventually(t, "written", func() bool { return count() == 120 })
+	pairs, _, err := c.KV().List(target.Key("").Name, nil)
+	require.NoError(t, err)
+	steps := make(map[uint64]int)
+	for _, p := range pairs {
+		steps[p.ModifyIndex]++
+	}
+	// 100 of two operations are 3 steps and a part; of the large ones, 3 are one step.
+	require.LessOrEqual(t, len(steps), 3+1+7)
+	traces, _, err := c.KV().List("traces/"+target.Key("").Name, nil)
+	require.NoError(t, err)
+	require.Len(t, traces, 120)
+	_, err = c.KV().Delete(source.Key("x").Name, nil)
+	require.NoError(t, err)
+	eventually(t, "deleted", func() bool { return count() == 0 })
+	stop()
+	require.NoError(t, <-done)
 }

@@ -53,6 +53,7 @@ var (
 	_ engine.Source           = (*KV)(nil)
 	_ engine.Reader           = (*KV)(nil)
 	_ engine.Sink             = (*KV)(nil)
+	_ engine.Batcher          = (*KV)(nil)
 	_ engine.RevisionComparer = (*KV)(nil)
 )
 
@@ -166,33 +167,11 @@ func (k *KV) List(ctx context.Context) ([]engine.Object, error) {
 
 // Apply implements engine.Sink.
 func (k *KV) Apply(ctx context.Context, o engine.Object, w engine.Write) (string, error) {
-	value, ok := o.Value.([]byte)
-	switch {
-	case !ok:
-		return "", fmt.Errorf("%w: Consul's keys hold bytes, not %T", engine.ErrInvalid, o.Value)
-	case o.Key.Name == "" || strings.HasPrefix(o.Key.Name, "/"):
-		return "", fmt.Errorf("%w: %q cannot be a key of Consul: it is empty or begins with a slash", engine.ErrInvalid, o.Key.Name)
-	}
-	op := &api.KVTxnOp{Verb: api.KVSet, Key: o.Key.Name, Value: value}
-	switch {
-	case w.Absent:
-		op.Verb = api.KVCAS // index 0: there must be none
-	case w.Revision != "":
-		index, err := indexOf(w.Revision)
-		if err != nil {
-			return "", err
-		}
-		op.Verb, op.Index = api.KVCAS, index
-	}
-	ops := api.TxnOps{{KV: op}}
-	if k.cfg.TracePrefix != "" && w.Traceparent != "" {
-		ops = append(ops, setTrace(k.cfg.TracePrefix+o.Key.Name, w.Traceparent))
-	}
-	done, err := k.conn.transact(ctx, ops)
+	revisions, err := k.Batch(ctx, []engine.Change{{Object: o, Write: w}})
 	if err != nil {
 		return "", fmt.Errorf("write %s: %w", o.Key.Name, err)
 	}
-	return revisionOf(done.Results[0].KV.ModifyIndex), nil
+	return revisions[0], nil
 }
 
 // Delete implements engine.Sink.
@@ -201,19 +180,77 @@ func (k *KV) Delete(ctx context.Context, key engine.Key, w engine.Write) error {
 	if err != nil {
 		return err
 	}
-	if w.Revision != "" && w.Revision != have.Revision {
-		return fmt.Errorf("delete %s: %w: it is at revision %s", key.Name, engine.ErrConflict, have.Revision)
-	}
-	index, err := strconv.ParseUint(have.Revision, 10, 64)
-	if err != nil {
-		return err
-	}
-	ops := api.TxnOps{{KV: &api.KVTxnOp{Verb: api.KVDeleteCAS, Key: key.Name, Index: index}}}
-	if k.cfg.TracePrefix != "" {
-		ops = append(ops, deleteTrace(k.cfg.TracePrefix+key.Name))
-	}
-	if _, err := k.conn.transact(ctx, ops); err != nil {
+	w.Revision = cmp.Or(w.Revision, have.Revision)
+	if _, err := k.Batch(ctx, []engine.Change{{Object: have, Delete: true, Write: w}}); err != nil {
 		return fmt.Errorf("delete %s: %w", key.Name, err)
 	}
 	return nil
+}
+
+// Batch implements engine.Batcher. A step is a transaction of at most 64 operations and about 500 KiB: a change is one operation, and one more for
+// its trace.
+func (k *KV) Batch(ctx context.Context, changes []engine.Change) (revisions []string, err error) {
+	for len(changes) > 0 {
+		var ops api.TxnOps
+		n, size := 0, 0
+		for ; n < len(changes); n++ {
+			more, err := k.operations(changes[n])
+			if err != nil {
+				return revisions, err
+			}
+			size += textSize(more)
+			if n > 0 && (len(ops)+len(more) > mostOperations || size > mostText) {
+				break
+			}
+			ops = append(ops, more...)
+		}
+		done, err := k.conn.transact(ctx, ops)
+		if err != nil {
+			return revisions, err
+		}
+		written := make(map[string]string, n)
+		for _, r := range done.Results {
+			written[r.KV.Key] = revisionOf(r.KV.ModifyIndex)
+		}
+		for _, c := range changes[:n] {
+			revisions = append(revisions, written[c.Object.Key.Name])
+		}
+		changes = changes[n:]
+	}
+	return revisions, nil
+}
+
+// operations are what a change comes to.
+func (k *KV) operations(c engine.Change) (api.TxnOps, error) {
+	name, w := c.Object.Key.Name, c.Write
+	op := &api.KVTxnOp{Verb: api.KVSet, Key: name}
+	value, ok := c.Object.Value.([]byte)
+	switch {
+	case name == "" || strings.HasPrefix(name, "/"):
+		return nil, fmt.Errorf("%w: %q cannot be a key of Consul: it is empty or begins with a slash", engine.ErrInvalid, name)
+	case c.Delete:
+		op.Verb = api.KVDelete
+	case !ok:
+		return nil, fmt.Errorf("%w: %s: Consul's keys hold bytes, not %T", engine.ErrInvalid, name, c.Object.Value)
+	default:
+		op.Value = value
+	}
+	if w.Absent || w.Revision != "" {
+		var err error
+		if op.Index, err = indexOf(w.Revision); err != nil { // index 0: there must be none
+			return nil, err
+		}
+		if op.Verb = api.KVCAS; c.Delete {
+			op.Verb = api.KVDeleteCAS
+		}
+	}
+	ops := api.TxnOps{{KV: op}}
+	switch trace := k.cfg.TracePrefix + name; {
+	case k.cfg.TracePrefix == "":
+	case c.Delete:
+		ops = append(ops, deleteTrace(trace))
+	case w.Traceparent != "":
+		ops = append(ops, setTrace(trace, w.Traceparent))
+	}
+	return ops, nil
 }

@@ -2,6 +2,7 @@ package consul
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"strings"
 
@@ -9,6 +10,20 @@ import (
 
 	"github.com/windlass-dev/windlass/engine"
 )
+
+// What a transaction takes: 64 operations, which is the limit of older versions, and 512 KiB of text.
+const (
+	mostOperations = 64
+	mostText       = 500 << 10
+)
+
+// textSize is about how long operations of keys are as text.
+func textSize(ops api.TxnOps) (n int) {
+	for _, op := range ops {
+		n += 150 + len(op.KV.Key) + base64.StdEncoding.EncodedLen(len(op.KV.Value))
+	}
+	return n
+}
 
 // transact carries out operations all together or not at all. What a check refused is ErrConflict.
 func (c *Connection) transact(ctx context.Context, ops api.TxnOps) (*api.TxnResponse, error) {

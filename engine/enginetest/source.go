@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -197,6 +198,8 @@ func TestSink(t *testing.T, newSink func(t *testing.T) SinkFixture) {
 		{"a write needs the revision that it names", "a late write must not undo a newer one", staleApply},
 		{"a deletion needs the revision that it names", "the same, for deletions", staleRemoval},
 		{"what is not there cannot be deleted", "the engine tells a deletion that was done from one that was not", removedTwice},
+		{"many changes are carried out in their order", "what one call writes is written together", batched},
+		{"a batch says how far it came", "what was not done is done again, and nothing else", batchRefused},
 	})
 }
 
@@ -221,6 +224,81 @@ func applied(ctx context.Context, t *testing.T, f SinkFixture) {
 			t.Fatal(err)
 		}
 		expect(t, "revision", o.Revision, revision)
+	}
+}
+
+// batches returns the sink under test as what it must be for this case.
+func batches(t *testing.T, f SinkFixture) (engine.Batcher, engine.Reader) {
+	t.Helper()
+	b, ok := f.Sink.(engine.Batcher)
+	r, readable := f.Sink.(engine.Reader)
+	if !ok || !readable {
+		t.Skip("the sink writes one object at a time, or cannot be read")
+	}
+	return b, r
+}
+
+func create(f SinkFixture, n int) engine.Change {
+	return engine.Change{Object: f.Object(fmt.Sprintf("b%d", n), n), Write: engine.Write{Absent: true, Intent: "suite", Traceparent: "suite"}}
+}
+
+func batched(ctx context.Context, t *testing.T, f SinkFixture) {
+	b, r := batches(t, f)
+	var changes []engine.Change
+	for n := range 150 {
+		changes = append(changes, create(f, n))
+	}
+	revisions, err := b.Batch(ctx, changes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "revisions", len(revisions), len(changes))
+	for n := range changes {
+		o, err := r.Get(ctx, changes[n].Object.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, "revision", o.Revision, revisions[n])
+		changes[n].Object = f.Object(fmt.Sprintf("b%d", n), n+1)
+		changes[n].Write = engine.Write{Revision: revisions[n], Intent: "suite"}
+		changes[n].Delete = n%2 == 0
+	}
+	if revisions, err = b.Batch(ctx, changes); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "revisions", len(revisions), len(changes))
+	objects, err := r.List(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "objects that are left", len(objects), len(changes)/2)
+}
+
+func batchRefused(ctx context.Context, t *testing.T, f SinkFixture) {
+	b, r := batches(t, f)
+	var changes []engine.Change
+	for n := range 150 {
+		changes = append(changes, create(f, n))
+	}
+	if _, err := f.Sink.Apply(ctx, changes[100].Object, engine.Write{Absent: true, Intent: "suite"}); err != nil {
+		t.Fatal(err)
+	}
+	revisions, err := b.Batch(ctx, changes)
+	wantErr(t, err, engine.ErrConflict)
+	if len(revisions) > 100 {
+		t.Fatalf("%d changes were carried out, past the one that is refused", len(revisions))
+	}
+	for n, c := range changes {
+		switch o, err := r.Get(ctx, c.Object.Key); {
+		case n == 100:
+		case n < len(revisions):
+			if err != nil {
+				t.Fatal(err)
+			}
+			expect(t, "revision", o.Revision, revisions[n])
+		default:
+			wantErr(t, err, engine.ErrNotFound)
+		}
 	}
 }
 
