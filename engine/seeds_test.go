@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -63,6 +64,8 @@ var seeds = map[string][]func(*testing.T){
 	"CN1":  {TestTwoControllersCanGrowFromOne},
 	"CN2":  {TestNewReportsEveryMistakeAtOnce},
 	"CN3":  {TestStringShowsEffectiveSettings},
+	"CN6":  {TestControllersAreAddedChangedAndRemovedWhileRunning, TestNewReportsEveryMistakeAtOnce},
+	"CN7":  {TestRunCanBeCalledOnce, TestShutdownLetsRunningReconcilesFinish},
 	"CN8":  {TestSingletonRunsInOneReplicaAndTheOtherTakesOver},
 	"CN9":  {TestEachReplicaRunsWhatIsPlacedOnEach},
 	"CN10": {TestLeaseThatFlipsOftenEndsInItsLastState},
@@ -70,6 +73,7 @@ var seeds = map[string][]func(*testing.T){
 	"CN12": {TestNoRunStartsAfterTheLeaseIsLostAndNoneOverlapsWhenItIsRegained, TestDelaysOutliveALostLease},
 	"CN13": {TestFailingSourceIsRunAgainAfterGrowingWaits},
 	"CN14": {TestSourceThatBreaksIsListedAgainAndMissedDeletionsAreNoticed},
+	"CN15": {seedKeysOfAnyScope},
 	"CN16": {seedIncarnationIsNoPartOfTheKey},
 	"CN17": {TestManyEventsOfARunningKeyBecomeOneRunWithTheirCausesJoined},
 	"CN18": {seedRequeueAfterWrappedDelaysAndResets},
@@ -86,6 +90,8 @@ var seeds = map[string][]func(*testing.T){
 	"CN32": {TestInitializerComesFirstAndIsTriedAgain},
 	"CN33": {TestStartAndStopAreTold},
 	"CN35": {TestGraphFindsCyclesOfAnyLength},
+	"CN36": {seedLogSaysWhichRunItIs},
+	"CN37": {seedMappedKeysKeepTheirKinds},
 	"CN38": {TestReconcileAndMapOnceNeedNoEngine},
 	"CI8":  {TestLinearBackoffAndNoRetry},
 	"CI15": {TestRemoveWaitsForRunningReconciles, TestControllersAreAddedChangedAndRemovedWhileRunning},
@@ -327,6 +333,65 @@ func seedCustomEventSource(t *testing.T) {
 		synctest.Wait()
 		require.Len(t, b.rec.Times("c"), 1, "the controller goes on without the source")
 	})
+}
+
+func seedKeysOfAnyScope(t *testing.T) {
+	bubble(t, func(b *bundle) {
+		s := &channelSource{events: make(chan engine.Event)}
+		b.start(engine.NewController("test").For(s).WithHandler(b.rec.Handle))
+		var want []engine.Key
+		for _, scope := range []string{"", "east"} {
+			for _, namespace := range []string{"", "shop"} {
+				key := engine.Key{Kind: engine.KindOf("tick"), Scope: scope, Namespace: namespace, Name: "a"}
+				want = append(want, key)
+				s.events <- engine.Event{Operation: engine.Put, Key: key}
+			}
+		}
+		close(s.events)
+		synctest.Wait()
+		var got []engine.Key
+		for _, r := range b.rec.Runs() {
+			got = append(got, r.Request.Key)
+		}
+		require.ElementsMatch(t, want, got)
+	})
+}
+
+func seedLogSaysWhichRunItIs(t *testing.T) {
+	bubble(t, func(b *bundle) {
+		var text strings.Builder
+		b.Config.Logger = slog.New(slog.NewTextHandler(&text, nil))
+		b.rec.Answer = func(_ context.Context, rt engine.Runtime, _ engine.Request) (engine.Result, error) {
+			rt.Log().Info("from the handler")
+			return engine.Result{}, errBroken
+		}
+		parts := memory.New[int]("parts")
+		b.start(b.controller().Watches(parts, func(context.Context, engine.Event) ([]engine.Key, error) { return nil, errBroken }))
+		b.things.Set("a", 1)
+		parts.Set("p", 1)
+		b.Advance(5 * time.Millisecond)
+		b.Stop()
+		require.Regexp(t, `msg="from the handler" .*controller=test .*key=memory:things/a attempt=0 trigger=created`, text.String())
+		require.Regexp(t, `level=WARN .*controller=test .*memory:parts/p`, text.String(), "mappings too")
+		require.Regexp(t, `msg="from the handler" .*controller=test .*key=memory:things/a attempt=1 trigger=retry`, text.String())
+	})
+}
+
+func seedMappedKeysKeepTheirKinds(t *testing.T) {
+	x, y := engine.Key{Kind: engine.KindOf("x"), Name: "a"}, engine.Key{Kind: engine.KindOf("y"), Name: "b"}
+	owners := func(_ context.Context, e engine.Event) (out []engine.Event, _ error) {
+		for _, owner := range []engine.Key{x, y} {
+			out = append(out, engine.Event{Key: e.Key, New: &engine.Meta{Owner: owner}})
+		}
+		return out, nil
+	}
+	keys, err := engine.MapVia(owners, engine.MapOwner)(t.Context(), engine.Event{})
+	require.NoError(t, err)
+	require.Equal(t, []engine.Key{x, y}, keys)
+	none := func(context.Context, engine.Event) ([]engine.Event, error) { return nil, nil }
+	keys, err = engine.MapVia(none, engine.MapOwner)(t.Context(), engine.Event{})
+	require.NoError(t, err)
+	require.Empty(t, keys)
 }
 
 func seedMapperThatFailsMissesNoOwner(t *testing.T) {

@@ -120,7 +120,7 @@ func TestNodesSource(t *testing.T) {
 }
 
 // apps keeps an instance and a config entry for each key under a prefix, until the test ends.
-func apps(t *testing.T, kv *consul.KV, i *consul.Instances, e *consul.Entries) *engine.Engine {
+func apps(t *testing.T, kv *consul.KV, i *consul.Instances, e *consul.Entries) {
 	t.Helper()
 	handle := func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		name := strings.TrimPrefix(req.Key.Name, kv.Key("").Name)
@@ -134,14 +134,8 @@ func apps(t *testing.T, kv *consul.KV, i *consul.Instances, e *consul.Entries) *
 		}
 		return engine.Result{}, rt.Do(ctx, instance, entry)
 	}
-	eng, err := engine.New(engine.Config{Controllers: []engine.Controller{engine.NewController("apps").For(kv).Owns(i).Owns(e).WithConcurrency(4).
+	runEngine(t, engine.Config{Controllers: []engine.Controller{engine.NewController("apps").For(kv).Owns(i).Owns(e).WithConcurrency(4).
 		WithBackoff(engine.Backoff{Initial: 10 * time.Millisecond, Max: 200 * time.Millisecond}).WithHandler(handle)}})
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- eng.Run(ctx) }()
-	t.Cleanup(func() { stop(); require.NoError(t, <-done) })
-	return eng
 }
 
 func TestWhatIsOwnedInTheCatalogIsPutRight(t *testing.T) {

@@ -149,17 +149,31 @@ func (s *seen) of(name string) (string, bool) {
 	return v, ok
 }
 
+// runEngine runs an engine until the test ends, or until stop is called.
+func runEngine(t *testing.T, cfg engine.Config) (stop func()) {
+	t.Helper()
+	e, err := engine.New(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	var stopped atomic.Bool
+	stop = func() {
+		if stopped.CompareAndSwap(false, true) {
+			cancel()
+			require.NoError(t, <-done)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
 // reconcile runs an engine on a source until the test ends.
 func reconcile(t *testing.T, kv *consul.KV) *seen {
 	t.Helper()
 	s := &seen{last: make(map[string]string)}
-	e, err := engine.New(engine.Config{Controllers: []engine.Controller{engine.NewController("kv").For(kv).WithConcurrency(4).
+	runEngine(t, engine.Config{Controllers: []engine.Controller{engine.NewController("kv").For(kv).WithConcurrency(4).
 		WithBackoff(engine.Backoff{Initial: 10 * time.Millisecond, Max: time.Second}).WithHandler(s.handle)}})
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	t.Cleanup(func() { stop(); require.NoError(t, <-done) })
 	return s
 }
 
@@ -615,11 +629,7 @@ func TestASetOfKeysIsWrittenInTransactions(t *testing.T) {
 		}
 		return engine.Result{}, rt.Do(ctx, effects...)
 	}
-	e, err := engine.New(engine.Config{Controllers: []engine.Controller{engine.NewController("set").For(source).Owns(target).WithHandler(handle)}})
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
+	runEngine(t, engine.Config{Controllers: []engine.Controller{engine.NewController("set").For(source).Owns(target).WithHandler(handle)}})
 	c := client(t, shared, 0)
 	put(t, c, source.Key("x").Name, "1")
 	count := func() int {
@@ -642,6 +652,4 @@ func TestASetOfKeysIsWrittenInTransactions(t *testing.T) {
 	_, err = c.KV().Delete(source.Key("x").Name, nil)
 	require.NoError(t, err)
 	eventually(t, "deleted", func() bool { return count() == 0 })
-	stop()
-	require.NoError(t, <-done)
 }

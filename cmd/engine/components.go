@@ -295,12 +295,7 @@ type syncConfig struct {
 }
 
 // Owns are the sinks that become the controller's own.
-func (c syncConfig) Owns() []string {
-	if c.To == "" {
-		return nil
-	}
-	return []string{c.To}
-}
+func (c syncConfig) Owns() []string { return c.Sinks() }
 
 // Reads are the sources that the controller must reference.
 func (c syncConfig) Reads() (names []string) {
@@ -321,9 +316,11 @@ func syncHandler(_ context.Context, env *app.Env, _ string, cfg syncConfig) (eng
 	if err != nil {
 		return nil, err
 	}
-	target, err := app.Sink[sync.Target](env, cfg.To)
-	if err != nil {
-		return nil, err
+	targets := make(map[string]sync.Target)
+	for _, name := range cfg.Sinks() {
+		if targets[name], err = app.Sink[sync.Target](env, name); err != nil {
+			return nil, err
+		}
 	}
 	from := make(map[string]sync.Named, len(cfg.With))
 	for name, l := range cfg.With {
@@ -331,5 +328,5 @@ func syncHandler(_ context.Context, env *app.Env, _ string, cfg syncConfig) (eng
 			return nil, fmt.Errorf("with.%s: %w", name, err)
 		}
 	}
-	return s.Handler(target, from), nil
+	return s.Handler(targets, from), nil
 }

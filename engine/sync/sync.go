@@ -1,4 +1,4 @@
-// Package sync is the handler for controllers without code: it keeps one object in a sink in step with each object of
+// Package sync is the handler for controllers without code: it keeps one object in a sink, or several, in step with each object of
 // the primary source, by templates.
 //
 // At its heart is a pure function from an object to effects ([Sync.Effects]); reading and writing are the engine's.
@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/windlass-dev/windlass/engine"
@@ -21,21 +22,39 @@ import (
 // Config describes what is written. Expressions are CEL over object: key (kind, scope, namespace, name), revision,
 // labels, annotations and data, the decoded value; and over with, which holds more objects of the same form.
 type Config struct {
-	// To is the name of the sink.
-	To string `yaml:"to"`
 	// With are objects that are read besides, by the name that expressions call them by: with.NAME, null if there is none. The
 	// controller must reference their sources; a source under reads causes no reconcile when it changes.
-	With map[string]Lookup `yaml:"with"`
+	With   map[string]Lookup `yaml:"with"`
+	Output `yaml:",inline"`
+	// Also are more objects that are written, in this order.
+	Also []Output `yaml:"also"`
+}
+
+// Output describes one object that is kept for each object of the source.
+type Output struct {
+	// To is the name of the sink.
+	To string `yaml:"to"`
 	// When says whether the target exists at all. Empty: always.
 	When string `yaml:"when"`
 	// Name is the target's name. When it changes, the former target is deleted. Default: object.key.name.
 	Name string `yaml:"name"`
 	// Data is the target's value: a template in which ${…} are expressions, or one expression for the whole.
 	Data any `yaml:"data"`
-	// OnDelete is "delete", the default, or "orphan": what becomes of the target when the object has gone.
+	// OnDelete is "delete", the default, or "orphan": what becomes of the target when the object has gone. It is the same for all outputs to one
+	// sink.
 	OnDelete string `yaml:"onDelete"`
 	// OnConflict is "fail", the default, or "adopt": what becomes of an object of the wanted name that nobody owns.
 	OnConflict string `yaml:"onConflict"`
+}
+
+// Sinks are the names of the sinks that are written, each once.
+func (c Config) Sinks() (names []string) {
+	for _, o := range append([]Output{c.Output}, c.Also...) {
+		if o.To != "" && !slices.Contains(names, o.To) {
+			names = append(names, o.To)
+		}
+	}
+	return names
 }
 
 // Lookup names an object.
@@ -54,11 +73,19 @@ type Target interface {
 
 // Sync is a compiled Config.
 type Sync struct {
-	cfg  Config
-	with map[string]*expr.Program // the names of the objects that are read besides
-	when *expr.Program
-	name *expr.Program
-	data template
+	cfg     Config
+	with    map[string]*expr.Program // the names of the objects that are read besides
+	outputs []output
+}
+
+// output is a compiled Output.
+type output struct {
+	Output
+
+	field string // in front of its fields' names in errors
+	when  *expr.Program
+	name  *expr.Program
+	data  template
 }
 
 // Compile compiles the expressions and returns everything that is wrong, each with its field.
@@ -80,36 +107,49 @@ func Compile(cfg Config) (*Sync, error) {
 		}
 		return p
 	}
-	compile := func(field, text string) *expr.Program { return compiled(c, field, text) }
 	for name, l := range cfg.With {
 		if l.Source == "" {
 			errs = append(errs, fmt.Errorf("with.%s.source: the name of a source is required", name))
 		}
 		s.with[name] = compiled(alone, "with."+name+".name", cmp.Or(l.Name, "object.key.name"))
 	}
-	if cfg.To == "" {
-		errs = append(errs, errors.New("to: the name of a sink is required"))
-	}
-	if cfg.When != "" {
-		s.when = compile("when", cfg.When)
-	}
-	if cfg.Name == "" {
-		cfg.Name = "object.key.name"
-	}
-	s.name = compile("name", cfg.Name)
-	switch d := cfg.Data.(type) {
-	case nil:
-		errs = append(errs, errors.New("data: it is required; \"object.data\" copies the value"))
-	case string:
-		s.data = expression{compile("data", strings.TrimSuffix(strings.TrimPrefix(d, "${"), "}"))}
-	default:
-		s.data = compileTemplate("data", d, compile)
-	}
-	if cfg.OnDelete != "" && cfg.OnDelete != "delete" && cfg.OnDelete != "orphan" {
-		errs = append(errs, fmt.Errorf("onDelete: %q is neither delete nor orphan", cfg.OnDelete))
-	}
-	if cfg.OnConflict != "" && cfg.OnConflict != "fail" && cfg.OnConflict != "adopt" {
-		errs = append(errs, fmt.Errorf("onConflict: %q is neither fail nor adopt", cfg.OnConflict))
+	onDelete := make(map[string]string)
+	for i, o := range append([]Output{cfg.Output}, cfg.Also...) {
+		out := output{Output: o}
+		if i > 0 {
+			out.field = fmt.Sprintf("also.%d.", i-1)
+		}
+		compile := func(field, text string) *expr.Program { return compiled(c, out.field+field, text) }
+		refuse := func(field, format string, args ...any) {
+			errs = append(errs, fmt.Errorf("%s%s: %s", out.field, field, fmt.Sprintf(format, args...)))
+		}
+		if o.To == "" {
+			refuse("to", "the name of a sink is required")
+		}
+		if o.When != "" {
+			out.when = compile("when", o.When)
+		}
+		out.name = compile("name", cmp.Or(o.Name, "object.key.name"))
+		switch d := o.Data.(type) {
+		case nil:
+			refuse("data", "it is required; \"object.data\" copies the value")
+		case string:
+			out.data = expression{compile("data", strings.TrimSuffix(strings.TrimPrefix(d, "${"), "}"))}
+		default:
+			out.data = compileTemplate("data", d, compile)
+		}
+		if o.OnDelete != "" && o.OnDelete != "delete" && o.OnDelete != "orphan" {
+			refuse("onDelete", "%q is neither delete nor orphan", o.OnDelete)
+		}
+		if o.OnConflict != "" && o.OnConflict != "fail" && o.OnConflict != "adopt" {
+			refuse("onConflict", "%q is neither fail nor adopt", o.OnConflict)
+		}
+		now := cmp.Or(o.OnDelete, "delete")
+		if before, ok := onDelete[o.To]; ok && before != now {
+			refuse("onDelete", "it is %s, but %s for another output to %s", now, before, o.To)
+		}
+		onDelete[o.To] = now
+		s.outputs = append(s.outputs, out)
 	}
 	return s, errors.Join(errs...)
 }
@@ -117,8 +157,8 @@ func Compile(cfg Config) (*Sync, error) {
 // Named makes the keys of a source from names.
 type Named interface{ Key(name string) engine.Key }
 
-// Handler returns the handler that writes to target. From are the sources of the objects that are read besides, by their names.
-func (s *Sync) Handler(target Target, from map[string]Named) engine.Handler {
+// Handler returns the handler that writes to targets. From are the sources of the objects that are read besides. Both are by their names.
+func (s *Sync) Handler(targets map[string]Target, from map[string]Named) engine.Handler {
 	return func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
 		var object *engine.Object
 		o, err := rt.Get(ctx, req.Key)
@@ -132,11 +172,15 @@ func (s *Sync) Handler(target Target, from map[string]Named) engine.Handler {
 		if err != nil {
 			return engine.Result{}, err
 		}
-		owned, err := rt.Owned(ctx, target.Name())
-		if err != nil {
-			return engine.Result{}, err
+		state := make(map[string]State, len(targets))
+		for name, target := range targets {
+			owned, err := rt.Owned(ctx, target.Name())
+			if err != nil {
+				return engine.Result{}, err
+			}
+			state[name] = State{owned, target.Key}
 		}
-		effects, err := s.Effects(object, with, owned, target.Key)
+		effects, err := s.Effects(object, with, state)
 		if err != nil {
 			return engine.Result{}, engine.Terminal(err)
 		}
@@ -176,35 +220,60 @@ func (s *Sync) read(ctx context.Context, rt engine.Runtime, object *engine.Objec
 	return with, nil
 }
 
-// Effects returns what must be written so that the sink holds what it should for object, nil if it has gone, given
-// what the object owns there now and what else was read. It has no side effects. Its errors do not become right by trying again.
-func (s *Sync) Effects(object *engine.Object, with map[string]engine.Object, owned []engine.Key, key func(name string) engine.Key) ([]engine.Effect, error) {
+// State is what Effects must know of a sink.
+type State struct {
+	// Owned is what the object owns there now.
+	Owned []engine.Key
+	// Key makes the sink's keys.
+	Key func(name string) engine.Key
+}
+
+// Effects returns what must be written so that the sinks, by their names, hold what they should for object, nil if it has gone, given their
+// state and what else was read. It has no side effects. Its errors do not become right by trying again.
+func (s *Sync) Effects(object *engine.Object, with map[string]engine.Object, state map[string]State) ([]engine.Effect, error) {
 	var effects []engine.Effect
-	var wanted engine.Key
+	wanted := make(map[engine.Key]bool, len(s.outputs))
 	if object != nil {
-		want, err := s.want(*object, with, key)
+		variables, err := s.variables(*object, with)
 		if err != nil {
 			return nil, err
 		}
-		if want != nil {
-			wanted = want.Key
-			effects = append(effects, engine.Effect{Object: *want, Adopt: s.cfg.OnConflict == "adopt"})
+		for _, o := range s.outputs {
+			want, err := o.want(variables, state[o.To].Key)
+			if err != nil {
+				return nil, err
+			}
+			if want == nil {
+				continue
+			}
+			if wanted[want.Key] {
+				return nil, fmt.Errorf("%sname: two outputs make %s", o.field, want.Key)
+			}
+			wanted[want.Key] = true
+			effects = append(effects, engine.Effect{Object: *want, Adopt: o.OnConflict == "adopt"})
 		}
 	}
-	verb := engine.DeleteObject
-	if object == nil && s.cfg.OnDelete == "orphan" {
-		verb = engine.ReleaseObject
-	}
-	for _, k := range owned {
-		if k != wanted {
-			effects = append(effects, engine.Effect{Verb: verb, Object: engine.Object{Key: k}})
+	looked := make(map[string]bool, len(state))
+	for _, o := range s.outputs {
+		if looked[o.To] {
+			continue
+		}
+		looked[o.To] = true
+		verb := engine.DeleteObject
+		if object == nil && o.OnDelete == "orphan" {
+			verb = engine.ReleaseObject
+		}
+		for _, k := range state[o.To].Owned {
+			if !wanted[k] {
+				effects = append(effects, engine.Effect{Verb: verb, Object: engine.Object{Key: k}})
+			}
 		}
 	}
 	return effects, nil
 }
 
-// want returns the target that object calls for, nil if none.
-func (s *Sync) want(object engine.Object, with map[string]engine.Object, key func(name string) engine.Key) (*engine.Object, error) {
+// variables are what expressions see.
+func (s *Sync) variables(object engine.Object, with map[string]engine.Object) (map[string]any, error) {
 	view, err := viewOf(object)
 	if err != nil {
 		return nil, err
@@ -218,26 +287,30 @@ func (s *Sync) want(object engine.Object, with map[string]engine.Object, key fun
 			}
 		}
 	}
-	variables := map[string]any{"object": view, "with": others}
-	if s.when != nil {
-		if yes, err := s.when.Bool(variables); err != nil || !yes {
-			return nil, prefixed("when", err)
+	return map[string]any{"object": view, "with": others}, nil
+}
+
+// want returns the target that the variables call for, nil if none.
+func (o *output) want(variables map[string]any, key func(name string) engine.Key) (*engine.Object, error) {
+	if o.when != nil {
+		if yes, err := o.when.Bool(variables); err != nil || !yes {
+			return nil, prefixed(o.field+"when", err)
 		}
 	}
-	name, err := s.name.String(variables)
+	name, err := o.name.String(variables)
 	if err != nil {
-		return nil, prefixed("name", err)
+		return nil, prefixed(o.field+"name", err)
 	}
 	if name == "" {
-		return nil, errors.New("name: the expression comes to an empty name")
+		return nil, fmt.Errorf("%sname: the expression comes to an empty name", o.field)
 	}
-	data, err := s.data.render(variables)
+	data, err := o.data.render(variables)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s%w", o.field, err)
 	}
 	value, err := json.Marshal(data)
 	if err != nil {
-		return nil, fmt.Errorf("data: %w", err)
+		return nil, fmt.Errorf("%sdata: %w", o.field, err)
 	}
 	return &engine.Object{Key: key(name), Value: value}, nil
 }

@@ -16,14 +16,21 @@ import (
 	"github.com/windlass-dev/windlass/internal/testbed"
 )
 
-func TestServicesOfConsulShowInABucket(t *testing.T) {
+// startConsul starts an agent, until the test ends.
+func startConsul(t *testing.T) (c *api.Client, address string) {
+	t.Helper()
 	consul, err := testbed.StartConsul(t.Context(), testbed.ConsulConfig{}, t.TempDir(), t.Output())
 	require.NoError(t, err)
 	t.Cleanup(consul.Stop)
 	config := api.DefaultConfig()
 	config.Address = consul.Addresses[0]
-	c, err := api.NewClient(config)
+	c, err = api.NewClient(config)
 	require.NoError(t, err)
+	return c, config.Address
+}
+
+func TestServicesOfConsulShowInABucket(t *testing.T) {
+	c, address := startConsul(t)
 	text, err := os.ReadFile("../../examples/consul-to-nats/engine.yaml")
 	require.NoError(t, err)
 	dir, port := t.TempDir(), freePort(t)
@@ -37,7 +44,7 @@ func TestServicesOfConsulShowInABucket(t *testing.T) {
 		}))
 	}
 	register("web1", 80)
-	env := []string{"CONSUL_HTTP_ADDR=" + consul.Addresses[0]}
+	env := []string{"CONSUL_HTTP_ADDR=" + address}
 	p := start(t, dir, env, binary, "run", "-c", "engine.yaml")
 	registry := bucket(t, client(t, port), "services")
 	is := func(want string) {
