@@ -125,7 +125,8 @@ func (e *Engine) admit(c Controller) error {
 			problems = append(problems, fmt.Errorf("controller %q: there are two of this name", c.name))
 		}
 	}
-	for _, s := range c.sources() {
+	sources := c.sources()
+	for i, s := range sources {
 		if s == nil {
 			continue
 		}
@@ -138,7 +139,7 @@ func (e *Engine) admit(c Controller) error {
 				problems = append(problems, fmt.Errorf("controller %q: source %q: another source has this name", c.name, s.Name()))
 			}
 		}
-		for _, other := range c.sources() {
+		for _, other := range sources[:i] {
 			if other != nil && reflect.TypeOf(other).Comparable() && other.Name() == s.Name() && other != s {
 				problems = append(problems, fmt.Errorf("controller %q: source %q: another source has this name", c.name, s.Name()))
 			}
