@@ -316,6 +316,28 @@ func (s *sharedStore) Store() kv.Store {
 	return s.store
 }
 
+// slowStore is one whose deletions take a while.
+type slowStore struct{ kv.Store }
+
+func (s slowStore) Delete(ctx context.Context, key, revision string) error {
+	time.Sleep(time.Second)
+	return s.Store.Delete(ctx, key, revision)
+}
+
+func TestOwnDeletionIsNoNewsHoweverSlowTheStoreIs(t *testing.T) {
+	eachTarget(t, func(b *bundle, u *unmarked) {
+		b.Config.Bus = &sharedStore{MemoryBus: engine.NewMemoryBus(), store: slowStore{engine.NewMemoryBus().Store()}}
+		b.start(copying(b, u, u.Key))
+		b.things.Set("a", 1)
+		synctest.Wait()
+		before := b.rec.Count()
+		b.things.Remove("a")
+		b.Advance(time.Minute)
+		require.Zero(t, u.Len())
+		require.Equal(t, before+1, b.rec.Count())
+	})
+}
+
 func TestDeletionMissedWhileDownIsCarriedOut(t *testing.T) {
 	eachTarget(t, func(b *bundle, u *unmarked) {
 		bus := engine.NewMemoryBus()
@@ -389,23 +411,39 @@ func (d doubting) Get(ctx context.Context, key engine.Key) (engine.Object, error
 	return d.unmarked.Get(ctx, key)
 }
 
+// doubtingBatch is one that writes several objects in one step.
+type doubtingBatch struct {
+	doubting
+	steps batching
+}
+
+func (d *doubtingBatch) Batch(ctx context.Context, changes []engine.Change) ([]string, error) {
+	return d.steps.Batch(ctx, changes)
+}
+
 func TestNothingIsWrittenOnceAnotherReplicaMayHaveTakenOver(t *testing.T) {
-	eachTarget(t, func(b *bundle, u *unmarked) {
-		bus := doubted{b.Config.Bus, &atomic.Bool{}}
-		bus.trusted.Store(true)
-		b.Config.Bus = bus
-		b.things.Set("a", 1)
-		c, answer := copying(b, doubting{u, bus}, u.Key), b.rec.Answer
-		var refused error
-		b.rec.Answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
-			var res engine.Result
-			res, refused = answer(ctx, rt, req)
-			return res, refused
-		}
-		b.start(c)
-		require.Zero(t, u.written())
-		require.ErrorIs(t, refused, engine.ErrLeaseLost)
-	})
+	for _, together := range []bool{false, true} {
+		eachTarget(t, func(b *bundle, u *unmarked) {
+			bus := doubted{b.Config.Bus, &atomic.Bool{}}
+			bus.trusted.Store(true)
+			b.Config.Bus = bus
+			b.things.Set("a", 1)
+			var target engine.Source = &doubting{u, bus}
+			if together {
+				target = &doubtingBatch{doubting{u, bus}, batching{unmarked: u}}
+			}
+			c, answer := copying(b, target, u.Key), b.rec.Answer
+			var refused error
+			b.rec.Answer = func(ctx context.Context, rt engine.Runtime, req engine.Request) (engine.Result, error) {
+				var res engine.Result
+				res, refused = answer(ctx, rt, req)
+				return res, refused
+			}
+			b.start(c)
+			require.Zero(t, u.written())
+			require.ErrorIs(t, refused, engine.ErrLeaseLost)
+		})
+	}
 }
 
 func TestHandlerThatIgnoresItsContextWritesNothingAfterItsEnd(t *testing.T) {

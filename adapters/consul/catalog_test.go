@@ -5,11 +5,15 @@ package consul_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/consul/api"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/windlass-dev/windlass/adapters/consul"
@@ -166,6 +170,7 @@ func TestWhatIsOwnedInTheCatalogIsPutRight(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, services, 1, "it passes")
 	require.Equal(t, "b", services[0].Node.Meta["a"], "the node is as it was")
+	require.Equal(t, "10.3.0.1", services[0].Node.Address)
 	require.Equal(t, map[string]string{"team": "a", consul.OwnerMeta: kv.Key(x).String()}, services[0].Service.Meta)
 
 	put(t, c, "owned/"+x, "10.3.0.4")
@@ -327,7 +332,7 @@ func TestNodesShowTheirHealth(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestAnInstanceCarriesItsTrace(t *testing.T) {
+func TestAnInstanceComesAndGoesWithItsTraceAndItsStatus(t *testing.T) {
 	const tp = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	i := newInstances(t, consul.InstancesConfig{TracePrefix: "traces/", Address: "10.0.0.1"})
 	told, listed := make(chan engine.Event, 10), make(chan struct{})
@@ -349,11 +354,70 @@ func TestAnInstanceCarriesItsTrace(t *testing.T) {
 	e := <-told
 	require.Equal(t, tp, e.Traceparent)
 	require.Equal(t, revision, e.Revision, "one event, at the revision that was returned")
+	_, err = i.Apply(t.Context(), engine.Object{Key: i.Key("x"), Value: []byte(`{}`)}, engine.Write{Revision: revision})
+	require.NoError(t, err)
+	o, err := i.Get(t.Context(), i.Key("x"))
+	require.NoError(t, err)
+	require.NotContains(t, string(o.Value.([]byte)), "status", "a status that is not wanted any more")
+	require.Equal(t, engine.Put, (<-told).Operation)
 	require.NoError(t, i.Delete(t.Context(), i.Key("x"), engine.Write{}))
+	require.Equal(t, engine.Delete, (<-told).Operation)
+	// A node that is removed takes what has no check with it, too.
+	_, err = i.Apply(t.Context(), engine.Object{Key: i.Key("y"), Value: []byte(`{}`)}, engine.Write{})
+	require.NoError(t, err)
+	require.Equal(t, engine.Put, (<-told).Operation)
+	_, err = client(t, shared, 0).Catalog().Deregister(&api.CatalogDeregistration{Node: i.Key("").Namespace}, nil)
+	require.NoError(t, err)
 	require.Equal(t, engine.Delete, (<-told).Operation)
 	side, _, err := client(t, shared, 0).KV().Get("traces/"+i.Key("x").Namespace+"/x", nil)
 	require.NoError(t, err)
 	require.Nil(t, side)
 	stop()
 	require.NoError(t, <-done)
+}
+
+func TestNoWriteOfAnInstanceIsLostAmongOthers(t *testing.T) {
+	i := newInstances(t, consul.InstancesConfig{Address: "10.0.0.1"})
+	states := []string{api.HealthPassing, api.HealthWarning, api.HealthCritical}
+	write := func(x consul.Instance, w engine.Write) error {
+		_, err := i.Apply(t.Context(), engine.Object{Key: i.Key("x"), Value: x}, w)
+		return err
+	}
+	require.NoError(t, write(consul.Instance{Port: 1, Status: states[0]}, engine.Write{Absent: true}))
+	var ports, turns, conflicts atomic.Int64
+	var group sync.WaitGroup
+	for w := range 4 {
+		group.Go(func() {
+			for range 30 {
+				o, err := i.Get(t.Context(), i.Key("x"))
+				if !assert.NoError(t, err) {
+					return
+				}
+				x, err := engine.As[consul.Instance](o)
+				if !assert.NoError(t, err) {
+					return
+				}
+				done := &ports
+				if w%2 == 0 {
+					x.Port++
+				} else {
+					done, x.Status = &turns, states[(slices.Index(states, x.Status)+1)%3]
+				}
+				switch err := write(x, engine.Write{Revision: o.Revision}); {
+				case err == nil:
+					done.Add(1)
+				case assert.ErrorIs(t, err, engine.ErrConflict):
+					conflicts.Add(1)
+				}
+			}
+		})
+	}
+	group.Wait()
+	o, err := i.Get(t.Context(), i.Key("x"))
+	require.NoError(t, err)
+	x, err := engine.As[consul.Instance](o)
+	require.NoError(t, err)
+	require.EqualValues(t, 1+ports.Load(), x.Port)
+	require.Equal(t, states[turns.Load()%3], x.Status)
+	t.Logf("%d and %d writes, %d refused", ports.Load(), turns.Load(), conflicts.Load())
 }
