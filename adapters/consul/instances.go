@@ -71,7 +71,7 @@ func NewInstances(conn *Connection, cfg InstancesConfig) (*Instances, error) {
 	if cfg.TracePrefix != "" {
 		i.trace = func(ctx context.Context, id string) string { return conn.traceOf(ctx, i.traceKey(id)) }
 	}
-	i.queries = queries{conn: conn, all: []*query{{ask: i.askNode}, {ask: i.askServices}, {ask: i.askChecks}}}
+	i.queries = queries{conn: conn, all: []*query{{ask: i.askServices}, {ask: i.askChecks}}}
 	return i, nil
 }
 
@@ -110,12 +110,6 @@ func indexesOf(revision string) (service, check uint64, err error) {
 	return service, check, err
 }
 
-func (i *Instances) askNode(ctx context.Context, opts *api.QueryOptions) (func(moved bool), *api.QueryMeta, error) {
-	opts.Filter = "Node == " + strconv.Quote(i.cfg.Node)
-	_, m, err := i.conn.client.Catalog().Nodes(opts)
-	return func(bool) {}, m, err // that it has moved is enough
-}
-
 func (i *Instances) askServices(ctx context.Context, opts *api.QueryOptions) (func(moved bool), *api.QueryMeta, error) {
 	list, m, err := i.conn.client.Catalog().NodeServiceList(i.cfg.Node, opts)
 	return func(bool) {
@@ -140,8 +134,7 @@ func statuses(checks api.HealthChecks) map[string]*api.HealthCheck {
 	return out
 }
 
-// fetch waits until something of the node has changed. A query for the services of a node that is removed does not answer, so that the
-// node itself is watched too.
+// fetch waits until something of the node has changed.
 func (i *Instances) fetch(ctx context.Context, opts *api.QueryOptions) (answer, error) {
 	index, err := i.queries.snapshot(ctx, opts.WaitIndex == 0)
 	if err != nil {
