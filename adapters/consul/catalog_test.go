@@ -4,17 +4,17 @@ package consul_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/windlass-dev/windlass/adapters/consul"
 	"github.com/windlass-dev/windlass/engine"
@@ -385,17 +385,14 @@ func TestNoWriteOfAnInstanceIsLostAmongOthers(t *testing.T) {
 	}
 	require.NoError(t, write(consul.Instance{Port: 1, Status: states[0]}, engine.Write{Absent: true}))
 	var ports, turns, conflicts atomic.Int64
-	var group sync.WaitGroup
+	var group errgroup.Group
 	for w := range 4 {
-		group.Go(func() {
+		group.Go(func() error {
 			for range 30 {
-				o, err := i.Get(t.Context(), i.Key("x"))
-				if !assert.NoError(t, err) {
-					return
-				}
-				x, err := engine.As[consul.Instance](o)
-				if !assert.NoError(t, err) {
-					return
+				o, err1 := i.Get(t.Context(), i.Key("x"))
+				x, err2 := engine.As[consul.Instance](o)
+				if err := errors.Join(err1, err2); err != nil {
+					return err
 				}
 				done := &ports
 				if w%2 == 0 {
@@ -406,13 +403,16 @@ func TestNoWriteOfAnInstanceIsLostAmongOthers(t *testing.T) {
 				switch err := write(x, engine.Write{Revision: o.Revision}); {
 				case err == nil:
 					done.Add(1)
-				case assert.ErrorIs(t, err, engine.ErrConflict):
+				case errors.Is(err, engine.ErrConflict):
 					conflicts.Add(1)
+				default:
+					return err
 				}
 			}
+			return nil
 		})
 	}
-	group.Wait()
+	require.NoError(t, group.Wait())
 	o, err := i.Get(t.Context(), i.Key("x"))
 	require.NoError(t, err)
 	x, err := engine.As[consul.Instance](o)
