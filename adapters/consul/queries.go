@@ -53,7 +53,7 @@ func (q *queries) await(ctx context.Context, anew bool) (uint64, error) {
 				results <- result{err: err}
 				return
 			}
-			opts.WaitIndex, opts.WaitTime = after, longestWait
+			opts.WaitIndex, opts.WaitTime = after, someWait()
 			keep, m, err := x.ask(ctx, opts)
 			if err != nil {
 				results <- result{err: err}

@@ -156,7 +156,7 @@ func (s *Services) service(ctx context.Context, name string, after uint64) (*Ser
 	}
 	opts.WaitIndex, opts.Filter = after, s.cfg.Filter
 	if after != 0 {
-		opts.WaitTime = longestWait
+		opts.WaitTime = someWait()
 	}
 	entries, meta, err := s.conn.client.Health().Service(name, s.cfg.Tag, false, opts)
 	if err != nil || len(entries) == 0 {

@@ -112,7 +112,7 @@ func (w *watched) ask(ctx context.Context, index uint64) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	opts.WaitIndex, opts.WaitTime = index, shortestWait+rand.N(longestWait-shortestWait) //nolint:gosec // jitter is no secret.
+	opts.WaitIndex, opts.WaitTime = index, someWait()
 	found, err := w.fetch(ctx, opts)
 	return found, understood(err)
 }
@@ -197,6 +197,11 @@ func next(index, after uint64, asked time.Time) uint64 {
 		return 0 // a snapshot was restored: a query that this wakes answers with what was before
 	}
 	return max(index, 1) // 0 would not block
+}
+
+// someWait is how long a query waits: not all for the same time.
+func someWait() time.Duration {
+	return shortestWait + rand.N(longestWait-shortestWait) //nolint:gosec // jitter is no secret.
 }
 
 func pause(ctx context.Context, d time.Duration) {
