@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -171,76 +170,18 @@ func DecodeEvent(m *message.Message) (e Event, routedBy string, err error) {
 	return e, m.Metadata[metaRoutedBy], d.err
 }
 
-// causesBody is how causes are written.
-type causesBody struct {
-	Causes     []Cause `json:"causes"`
-	Count      int     `json:"count,omitempty"`
-	Incomplete bool    `json:"incomplete,omitempty"`
-	// Lineage holds the runs that a cause comes of, by its place among the causes, so that a key that causes itself is found.
-	Lineage map[int][]ancestorBody `json:"lineage,omitempty"`
-}
-
-type ancestorBody struct {
-	Controller string `json:"controller"`
-	Key        Key    `json:"key"`
-	Loops      int    `json:"loops,omitempty"`
-}
-
-// MarshalJSON writes the causes and how many there were.
-func (c Causes) MarshalJSON() ([]byte, error) {
-	body := causesBody{Causes: c.All(), Incomplete: !c.Complete()}
-	if c.Dropped() > 0 {
-		body.Count = c.Count()
-	}
-	i := 0
-	for x := range c.each {
-		if by := x.by(); by != nil {
-			if body.Lineage == nil {
-				body.Lineage = make(map[int][]ancestorBody)
-			}
-			for _, r := range by.runs {
-				body.Lineage[i] = append(body.Lineage[i], ancestorBody{r.controller, r.key, r.loops})
-			}
-		}
-		i++
-	}
-	return json.Marshal(body)
-}
-
-// UnmarshalJSON is the reverse of MarshalJSON.
-func (c *Causes) UnmarshalJSON(data []byte) error {
-	var body causesBody
-	if err := json.Unmarshal(data, &body); err != nil {
-		return err
-	}
-	*c = Causes{}
-	for i, x := range body.Causes {
-		read := compact(x)
-		if runs := body.Lineage[i]; len(runs) > 0 {
-			by := &ancestry{}
-			for _, r := range runs[max(0, len(runs)-lineageDepth):] {
-				by.runs = append(by.runs, ancestor{r.Controller, r.Key, max(r.Loops, 0)})
-			}
-			read = read.withMore(causeMore{key: x.Key, traceparent: x.Traceparent, by: by})
-		}
-		c.add(read)
-	}
-	if len(body.Causes) > 0 {
-		c.n = max(c.n, int32(min(body.Count, math.MaxInt32))) //nolint:gosec // bounded here.
-	}
-	if body.Incomplete {
-		*c = c.Partial()
-	}
-	return nil
+// newMessage is message.NewMessage for one that is not acked itself: whoever is handed it gets a copy.
+func newMessage(payload []byte) *message.Message {
+	return &message.Message{UUID: newUUID(), Metadata: make(message.Metadata, 8), Payload: payload}
 }
 
 // EncodeRequest makes a message of a request.
 func EncodeRequest(r Request) (*message.Message, error) {
-	payload, err := json.Marshal(r.Causes.of(nil))
+	payload, err := r.Causes.of(nil).appendJSON(make([]byte, 0, 192))
 	if err != nil {
 		return nil, fmt.Errorf("encode request for %s: %w", r.Key, err)
 	}
-	m := message.NewMessage(newUUID(), payload)
+	m := newMessage(payload)
 	m.Metadata[metaType] = typeRequest
 	m.Metadata[metaController] = r.Controller
 	m.Metadata[MetadataKey] = r.Key.String()
@@ -275,7 +216,11 @@ func DecodeRequest(m *message.Message) (Request, error) {
 		Manual: m.Metadata[metaManual] == "true", Deletion: m.Metadata[metaDeletion] == "true", quiet: nanos(d.time(metaQuiet)),
 	}
 	r.Priority = named(&d, priorities, metaPriority)
-	d.json(&r.Causes)
+	if len(m.Payload) > 0 {
+		if err := r.Causes.UnmarshalJSON(m.Payload); err != nil {
+			d.fail("payload: %w", err)
+		}
+	}
 	return r, d.err
 }
 
@@ -307,7 +252,7 @@ func EncodeState(controller string, s queue.State[Key, Causes]) (*message.Messag
 	if err != nil {
 		return nil, fmt.Errorf("encode state of %s: %w", s.Key, err)
 	}
-	m := message.NewMessage(newUUID(), payload)
+	m := newMessage(payload)
 	m.Metadata[metaType] = typeState
 	m.Metadata[metaController] = controller
 	m.Metadata[MetadataKey] = s.Key.String()
