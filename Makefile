@@ -57,6 +57,7 @@ fuzz: ## Fuzz what reads foreign input, FUZZTIME (1m) each
 	go test -run '^$$' -fuzz '^FuzzParseKey$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine
 	go test -run '^$$' -fuzz '^FuzzDecode$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine
 	go test -run '^$$' -fuzz '^FuzzLoad$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine/app
+	go test -run '^$$' -fuzz '^FuzzOpen$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./internal/envelope
 	go test -run '^$$' -fuzz '^FuzzTemplate$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./engine/sync
 
 tidy-check: ## Fail if go.mod or the formatting is not in order

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/envelope"
 	"github.com/windlass-dev/windlass/internal/ownedqueue"
 	"github.com/windlass-dev/windlass/internal/owner"
 	"github.com/windlass-dev/windlass/internal/queue"
@@ -116,7 +117,7 @@ func (q *requests) publish(ctx context.Context, req engine.Request) error {
 	} else {
 		subject += classTokens[req.Priority] + "." + tokens
 	}
-	if _, err := q.commit.publish(ctx, natsMessage(subject, m), nil); err != nil {
+	if _, err := q.commit.publish(ctx, &natsgo.Msg{Subject: subject, Data: envelope.Seal(m)}, nil); err != nil {
 		return fmt.Errorf("publish: %w", err)
 	}
 	return nil
@@ -354,7 +355,11 @@ func (q *requests) message(ctx context.Context, m jetstream.Msg) (owner.Message[
 	if err != nil {
 		return owner.Message[engine.Key, engine.Causes]{}, false, fmt.Errorf("message on %s: %w", m.Subject(), err)
 	}
-	req, err := engine.DecodeRequest(watermillMessage(m.Headers(), m.Data()))
+	sealed, err := envelope.Open(m.Data())
+	var req engine.Request
+	if err == nil {
+		req, err = engine.DecodeRequest(sealed)
+	}
 	if err != nil {
 		err = q.malformed(ctx, m.Subject(), m.Headers(), m.Data(), err, m.Ack)
 		return owner.Message[engine.Key, engine.Causes]{}, false, err

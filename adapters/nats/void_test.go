@@ -7,13 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/envelope"
 	"github.com/windlass-dev/windlass/internal/link"
 )
 
@@ -71,7 +70,7 @@ func TestDeliveryThatNobodyReceivedIsRepeatedAfterAShortCut(t *testing.T) {
 		i, err := consumer.Info(t.Context())
 		return err == nil && i.NumWaiting == 0
 	})
-	_, err = b.client.PublishMsg(t.Context(), natsMsg(subject, m))
+	_, err = b.client.Publish(t.Context(), subject, envelope.Seal(m))
 	require.NoError(t, err)
 	stolen, err := consumer.Next(jetstream.FetchMaxWait(5 * time.Second))
 	require.NoError(t, err)
@@ -85,15 +84,6 @@ func TestDeliveryThatNobodyReceivedIsRepeatedAfterAShortCut(t *testing.T) {
 	}
 	cancel()
 	require.NoError(t, <-done)
-}
-
-func natsMsg(subject string, m *message.Message) *natsgo.Msg {
-	out := natsgo.NewMsg(subject)
-	for k, v := range m.Metadata {
-		out.Header[k] = []string{v}
-	}
-	out.Data = m.Payload
-	return out
 }
 
 // An answer that is lost with its connection never comes: whoever waited for it would hold up the end of a term for as

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/windlass-dev/windlass/engine"
@@ -169,30 +167,6 @@ func (b *Bus) key(what string) string { return engineKey(b.cfg.Engine, what) }
 // partKey is a key of something that a Cluster may keep elsewhere.
 func (b *Bus) partKey(part, what string) string {
 	return "windlass:{" + escaped(b.cfg.Engine) + ":" + part + "}:" + what
-}
-
-// envelope is a Watermill message as text.
-type envelope struct {
-	ID       string            `json:"id"`
-	Metadata map[string]string `json:"meta"`
-	Payload  []byte            `json:"data"`
-}
-
-func sealed(m *message.Message) (string, error) {
-	data, err := json.Marshal(envelope{m.UUID, m.Metadata, m.Payload})
-	return string(data), err
-}
-
-func opened(text string) (*message.Message, error) {
-	var e envelope
-	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		return nil, fmt.Errorf("%w: %w", engine.ErrMalformed, err)
-	}
-	m := message.NewMessage(e.ID, e.Payload)
-	if e.Metadata != nil {
-		m.Metadata = e.Metadata
-	}
-	return m, nil
 }
 
 // deadKept is how many messages that cannot be read are kept.

@@ -14,6 +14,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/windlass-dev/windlass/engine"
+	"github.com/windlass-dev/windlass/internal/envelope"
 	"github.com/windlass-dev/windlass/internal/ownedqueue"
 	"github.com/windlass-dev/windlass/internal/owner"
 	"github.com/windlass-dev/windlass/internal/queue"
@@ -113,10 +114,7 @@ func (q *requests) publish(ctx context.Context, req engine.Request) error {
 	if err != nil {
 		return err
 	}
-	text, err := sealed(m)
-	if err != nil {
-		return fmt.Errorf("encode request for %s: %w", req.Key, err)
-	}
+	text := envelope.Seal(m)
 	class, member := queue.Class(req.Priority), req.Key.String()
 	if !req.Due.IsZero() {
 		class, member = queue.Live, member+laterMark+watermill.NewShortUUID()
@@ -165,7 +163,7 @@ func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine
 	var states []queue.State[engine.Key, engine.Causes]
 	key := q.keys(t.Partition).states
 	err := scan(ctx, q.bus.conn.client, key, "*", func(member, text string) error {
-		m, err := opened(text)
+		m, err := envelope.Open([]byte(text))
 		var s queue.State[engine.Key, engine.Causes]
 		if err == nil {
 			s, err = engine.DecodeState(m)
@@ -223,12 +221,10 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 		}
 	} else {
 		m, err := engine.EncodeState(q.cfg.Controller, s)
-		if err == nil {
-			text, err = sealed(m)
-		}
 		if err != nil {
 			return err
 		}
+		text = string(envelope.Seal(m))
 	}
 	if l == nil {
 		return fmt.Errorf("store the state record of %s: %w: its partition is not this replica's", s.Key, engine.ErrLeaseLost)
@@ -360,7 +356,7 @@ func (l *lane) pass(ctx context.Context, seq uint64, member, text string, take f
 }
 
 func (l *lane) message(seq uint64, text string) (owner.Message[engine.Key, engine.Causes], error) {
-	m, err := opened(text)
+	m, err := envelope.Open([]byte(text))
 	if err != nil {
 		return owner.Message[engine.Key, engine.Causes]{}, err
 	}
