@@ -36,6 +36,13 @@ type publication struct {
 	err      error
 }
 
+// expect puts the condition of the publication into its message.
+func (p *publication) expect(m *natsgo.Msg) {
+	if p.expected != nil {
+		m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(*p.expected, 10))
+	}
+}
+
 // maxGroup is how many messages go together at most; the server takes a thousand.
 const maxGroup = 500
 
@@ -98,11 +105,8 @@ func (c *committer) next() []*publication {
 }
 
 func (c *committer) alone(ctx context.Context, p *publication) {
-	var opts []jetstream.PublishOpt
-	if p.expected != nil {
-		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*p.expected))
-	}
-	p.seq, p.err = c.conn.publish(ctx, p.msg, opts...)
+	p.expect(p.msg)
+	p.seq, p.err = c.conn.publish(ctx, p.msg)
 }
 
 // together publishes a group as a batch. It returns false if the server refused it: one of the messages is to blame, and
@@ -122,9 +126,7 @@ func (c *committer) together(ctx context.Context, group []*publication) bool {
 		m.Data = p.msg.Data
 		m.Header.Set("Nats-Batch-Id", id)
 		m.Header.Set("Nats-Batch-Sequence", strconv.Itoa(i+1))
-		if p.expected != nil {
-			m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(*p.expected, 10))
-		}
+		p.expect(m)
 		if last = m; i == len(group)-1 {
 			m.Header.Set("Nats-Batch-Commit", "1")
 			break

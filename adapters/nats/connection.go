@@ -73,6 +73,8 @@ type Connection struct {
 	nc    *natsgo.Conn
 	js    jetstream.JetStream
 	log   *slog.Logger
+	// answers are to what is published.
+	answers *answers
 
 	// again makes another connection of the same kind; beside are those that were made.
 	again  func(ctx context.Context) (*Connection, error)
@@ -167,6 +169,10 @@ func connect(ctx context.Context, cfg ConnectionConfig, shown string, opts []nat
 		return nil, connectError(shown, err)
 	}
 	c.nc = nc
+	if c.answers, err = newAnswers(nc); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("connect to NATS at %s: %w", shown, err)
+	}
 	if err := oldest.Check(nc.ConnectedServerVersion(), oldestServer); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("connect to NATS at %s: %w", shown, err)
@@ -221,15 +227,6 @@ func ask[T any](ctx context.Context, c *Connection, request func(ctx context.Con
 		return answer, errNoAnswer // and not that a context has ended, for the caller's has not
 	}
 	return answer, err
-}
-
-// publish stores a message and returns its sequence.
-func (c *Connection) publish(ctx context.Context, m *natsgo.Msg, opts ...jetstream.PublishOpt) (uint64, error) {
-	ack, err := ask(ctx, c, func(ctx context.Context) (*jetstream.PubAck, error) { return c.js.PublishMsg(ctx, m, opts...) })
-	if err != nil {
-		return 0, understood(err)
-	}
-	return ack.Sequence, nil
 }
 
 // last returns the newest message of a subject, and ErrNotFound if there is none.
