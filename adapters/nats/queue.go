@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
@@ -355,8 +356,13 @@ func (q *requests) message(ctx context.Context, m jetstream.Msg) (owner.Message[
 	if err != nil {
 		return owner.Message[engine.Key, engine.Causes]{}, false, fmt.Errorf("message on %s: %w", m.Subject(), err)
 	}
-	sealed, err := envelope.Open(m.Data())
 	var req engine.Request
+	var sealed *message.Message
+	if len(m.Headers()) > 0 { // as requests were written before
+		sealed = watermillMessage(m.Headers(), m.Data())
+	} else {
+		sealed, err = envelope.Open(m.Data())
+	}
 	if err == nil {
 		req, err = engine.DecodeRequest(sealed)
 	}

@@ -10,8 +10,10 @@
 package envelope
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 
@@ -55,12 +57,30 @@ func unquoted(text string) (string, error) {
 
 var errNone = errors.New("it is no message: the first line must be " + strconv.Quote(mark) + " and an id")
 
-// Open is the reverse of Seal. The message holds on to data, and cannot be acked. Errors wrap engine.ErrMalformed.
+// Open is the reverse of Seal, and reads the JSON that was written before. The message holds on to data, and cannot be acked. Errors wrap
+// engine.ErrMalformed.
 func Open(data []byte) (*message.Message, error) {
 	m, err := open(data)
+	if err != nil && len(data) > 0 && data[0] == '{' {
+		m, err = openJSON(data)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", engine.ErrMalformed, err)
 	}
+	return m, nil
+}
+
+func openJSON(data []byte) (*message.Message, error) {
+	var former struct {
+		ID       string           `json:"id"`
+		Metadata message.Metadata `json:"meta"`
+		Payload  []byte           `json:"data"`
+	}
+	if err := json.Unmarshal(data, &former); err != nil {
+		return nil, err
+	}
+	m := &message.Message{UUID: former.ID, Metadata: make(message.Metadata, len(former.Metadata)), Payload: former.Payload}
+	maps.Copy(m.Metadata, former.Metadata)
 	return m, nil
 }
 

@@ -27,7 +27,7 @@ func TestWhatIsSealedIsOpenedUnchanged(t *testing.T) {
 func TestWhatIsNoMessageIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                            "it is no message",
-		`{"id":"x"}`:                  "it is no message",
+		`{"id":1}`:                    "cannot unmarshal number",
 		"windlass/2 x\n\n":            "it is no message",
 		"windlass/1 x":                "it is cut short",
 		"windlass/1 x\na b\n":         "it is cut short",
@@ -47,6 +47,10 @@ func TestWhatIsNoMessageIsRefused(t *testing.T) {
 	require.NoError(t, err, "a value may have blanks")
 	require.Equal(t, "a value", m.Metadata["name"])
 	require.Equal(t, "pay\n\nload", string(m.Payload))
+	m, err = envelope.Open([]byte(`{"id":"x","meta":{"name":"value"},"data":"cGF5bG9hZA=="}`))
+	require.NoError(t, err, "as it was written before")
+	require.Equal(t, "value", m.Metadata["name"])
+	require.Equal(t, "payload", string(m.Payload))
 }
 
 func FuzzOpen(f *testing.F) {
