@@ -421,3 +421,33 @@ func TestNoWriteOfAnInstanceIsLostAmongOthers(t *testing.T) {
 	require.Equal(t, states[turns.Load()%3], x.Status)
 	t.Logf("%d and %d writes, %d refused", ports.Load(), turns.Load(), conflicts.Load())
 }
+
+func TestWhatIsReleasedStaysAsItIsWithoutAnOwner(t *testing.T) {
+	i, e := newInstances(t, consul.InstancesConfig{Address: "10.0.0.1"}), newEntries(t, "service-defaults")
+	owner := engine.Key{Kind: engine.KindOf("nats/kv"), Name: "app"}
+	name := fmt.Sprintf("released%d", prefixes.Add(1))
+	for sink, o := range map[interface {
+		engine.Sink
+		engine.Reader
+	}]engine.Object{i: instance(i, name, 80), e: defaults(e, name, 1)} {
+		o.Owner = owner
+		_, err := sink.Apply(t.Context(), o, engine.Write{Absent: true})
+		require.NoError(t, err)
+		have, err := sink.Get(t.Context(), o.Key)
+		require.NoError(t, err)
+		require.Equal(t, owner, have.Owner)
+		released := have
+		released.Owner = engine.Key{}
+		_, err = sink.Apply(t.Context(), released, engine.Write{Revision: have.Revision, Release: true})
+		require.NoError(t, err)
+		now, err := sink.Get(t.Context(), o.Key)
+		require.NoError(t, err)
+		require.True(t, now.Owner.IsZero())
+		require.Equal(t, have.Value, now.Value)
+		require.NoError(t, sink.Delete(t.Context(), o.Key, engine.Write{Revision: now.Revision}))
+	}
+	long := instance(i, name, 80)
+	long.Owner = engine.Key{Kind: engine.KindOf("nats/kv"), Name: strings.Repeat("x", 512)}
+	_, err := i.Apply(t.Context(), long, engine.Write{})
+	require.ErrorContains(t, err, "is longer than the 512 bytes that Meta takes")
+}
