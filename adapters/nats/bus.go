@@ -181,7 +181,7 @@ func (b *Bus) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream
 		s, err := ask(ctx, b.conn, func(ctx context.Context) (jetstream.Stream, error) { return b.conn.js.CreateOrUpdateStream(ctx, cfg) })
 		switch {
 		case err == nil:
-			return s, nil
+			return readAtLeader(s), nil
 		case !transient(err) || ctx.Err() != nil || time.Now().After(last):
 			return nil, streamError(cfg.Name, err)
 		}

@@ -237,6 +237,15 @@ func (c *Connection) last(ctx context.Context, stream jetstream.Stream, subject 
 	return m, understood(err)
 }
 
+// readAtLeader makes reads of a replicated stream go to its leader. Any of its servers answers a direct one, also one that has just come back and
+// knows only what was: what a key was changed to would not be seen, and nobody would look again. Call it before the stream is shared.
+func readAtLeader(s jetstream.Stream) jetstream.Stream {
+	if cfg := &s.CachedInfo().Config; cfg.Replicas > 1 {
+		cfg.AllowDirect = false // to this client; the stream is as it was
+	}
+	return s
+}
+
 // Scope is the name of the connection.
 func (c *Connection) Scope() string { return c.scope }
 

@@ -42,7 +42,7 @@ func openTable(ctx context.Context, conn *Connection, bucket string, create bool
 	if err != nil {
 		return table{}, fmt.Errorf("bucket %q on NATS at %s: %w", bucket, conn.url, err)
 	}
-	return table{conn: conn, stream: stream, prefix: "$KV." + bucket + "."}, nil
+	return table{conn: conn, stream: readAtLeader(stream), prefix: "$KV." + bucket + "."}, nil
 }
 
 // operationOf reads what happened from the headers of a bucket's message.
