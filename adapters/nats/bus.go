@@ -168,6 +168,11 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if b.cfg.Replicas > 1 { // who owns what is as safe as what waits
+		if _, err = b.conn.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: storeBucket(b.cfg.Engine), Replicas: b.cfg.Replicas}); err != nil {
+			return streamError("KV_"+storeBucket(b.cfg.Engine), err)
+		}
+	}
 	if b.store, err = OpenStore(ctx, b.conn, storeBucket(b.cfg.Engine)); err != nil {
 		return err
 	}

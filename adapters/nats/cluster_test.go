@@ -1,6 +1,7 @@
 package nats_test
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/windlass-dev/windlass/adapters/nats"
+	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/internal/testbed"
 )
 
@@ -39,6 +41,12 @@ func cluster(t *testing.T) (address string) {
 		require.True(t, s.ReadyForConnections(20*time.Second))
 		address = s.ClientURL()
 	}
+	nc, err := natsgo.Connect(address)
+	require.NoError(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	eventually(t, "they agree on a leader", func() bool { _, err := js.AccountInfo(t.Context()); return err == nil })
 	return address
 }
 
@@ -81,4 +89,27 @@ func TestReplicatedBucketIsReadAtItsLeader(t *testing.T) {
 			eventually(t, "read at the leader", func() bool { return directly.Load() == 0 && atLeader.Load() == 1 })
 		}
 	}
+}
+
+func TestEverythingOfTheBusIsReplicated(t *testing.T) {
+	conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: cluster(t)})
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = nats.OpenStore(t.Context(), conn, "windlass_shop") // as it was made before
+	require.NoError(t, err)
+	bus, err := nats.NewBus(t.Context(), conn, nats.BusConfig{Engine: "shop", Replicas: 3})
+	require.NoError(t, err)
+	defer bus.Close(context.WithoutCancel(t.Context()))
+	_, err = bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 1})
+	require.NoError(t, err)
+	js, err := jetstream.New(conn.Conn())
+	require.NoError(t, err)
+	streams := js.ListStreams(t.Context())
+	n := 0
+	for s := range streams.Info() {
+		require.Equal(t, 3, s.Config.Replicas, s.Config.Name)
+		n++
+	}
+	require.NoError(t, streams.Err())
+	require.Equal(t, 6, n, "requests, states, coordination, events, dead letters, the store")
 }
