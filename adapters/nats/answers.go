@@ -15,8 +15,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// answers brings what a server says about messages that it was to store to those who wait for it. It does what the client's PublishMsg does, at
-// half of what that costs: two contexts and a timer for each message, and the answer read by reflection.
+// answers brings what a server says about messages that it was to store to those who wait for it. It does what the client's PublishMsg does
+// without two contexts and an inbox for each message, and without reading the answer by reflection: a sixth more live changes a second.
 type answers struct {
 	inbox string // what the subjects of answers begin with
 
