@@ -16,7 +16,7 @@ import (
 )
 
 // answers brings what a server says about messages that it was to store to those who wait for it. It does what the client's PublishMsg does
-// without two contexts and an inbox for each message, and without reading the answer by reflection: a sixth more live changes a second.
+// without two contexts and an inbox for each message, and without reading the answer by reflection: a fifth more live changes a second.
 type answers struct {
 	inbox string // what the subjects of answers begin with
 
