@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -332,13 +331,21 @@ func watermillMessage(h natsgo.Header, data []byte) *message.Message {
 	return m
 }
 
+// withoutConditions leaves out what a message's headers told the server about its first publication.
+func withoutConditions(h natsgo.Header) natsgo.Header {
+	rest := make(natsgo.Header, len(h))
+	for k, v := range h {
+		if !strings.HasPrefix(k, "Nats-") {
+			rest[k] = v
+		}
+	}
+	return rest
+}
+
 // setAside keeps a message that cannot be read among the dead letters, with the reason.
 func (b *Bus) setAside(ctx context.Context, subject string, h natsgo.Header, data []byte, reason error) error {
 	m := natsgo.NewMsg(b.dead + "." + subject)
-	maps.Copy(m.Header, h)
-	for _, k := range []string{"Nats-Expected-Last-Subject-Sequence", "Nats-Msg-Id", "Nats-TTL"} {
-		m.Header.Del(k)
-	}
+	m.Header = withoutConditions(h)
 	m.Header.Set("Windlass-Error", strconv.Quote(reason.Error()))
 	m.Data = data
 	if _, err := b.conn.publish(ctx, m); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/windlass-dev/windlass/engine"
 )
 
-// committing returns a committer for a stream of its own on a server that syncs always.
-func committing(t *testing.T) (*committer, jetstream.Stream) {
+// syncing connects to a server of its own, which syncs always.
+func syncing(t *testing.T) *Connection {
 	t.Helper()
 	s, err := StartServer(ServerConfig{DataDir: t.TempDir()})
 	require.NoError(t, err)
@@ -24,6 +24,13 @@ func committing(t *testing.T) (*committer, jetstream.Stream) {
 	conn, err := s.Connect(t.Context(), "")
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
+	return conn
+}
+
+// committing returns a committer for a stream.
+func committing(t *testing.T) (*committer, jetstream.Stream) {
+	t.Helper()
+	conn := syncing(t)
 	stream, err := conn.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}, AllowAtomicPublish: true, AllowDirect: true})
 	require.NoError(t, err)
 	return &committer{conn: conn, groups: true}, stream

@@ -141,12 +141,7 @@ func (b *Bus) move(ctx context.Context, stream jetstream.Stream, prefix string) 
 			continue
 		}
 		out := natsgo.NewMsg(subject)
-		out.Header, out.Data = m.Header, m.Data
-		for h := range out.Header {
-			if strings.HasPrefix(h, "Nats-") {
-				out.Header.Del(h) // they were for the first time
-			}
-		}
+		out.Header, out.Data = withoutConditions(m.Header), m.Data
 		if _, err := b.conn.publish(ctx, out); err != nil {
 			return moved, err
 		}

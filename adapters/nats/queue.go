@@ -48,6 +48,7 @@ type requests struct {
 	states string // of the subjects of state records
 	stream jetstream.Stream
 	commit *committer
+	acks   *acks
 
 	mu        sync.Mutex
 	records   []map[uint64]uint64 // by partition and the hash of the key, the sequence of its state record
@@ -69,6 +70,7 @@ func (b *Bus) Queue(ctx context.Context, cfg engine.QueueConfig) (engine.Queue, 
 	if err := q.open(ctx); err != nil {
 		return nil, err
 	}
+	q.acks = newAcks(b.conn, q.stream, b.cfg.GroupCommit)
 	q.Queue = ownedqueue.New(q, ownedqueue.Config{
 		QueueConfig: cfg, Partitions: b.cfg.Partitions, PartitionOf: b.PartitionOf, Replica: b.replica, Store: b.store, ExtendEvery: extendEvery,
 		Publish: q.publish, Log: b.conn.log,
@@ -216,6 +218,7 @@ func (q *requests) Load(ctx context.Context, t owner.Term) ([]queue.State[engine
 	})
 	maps.DeleteFunc(q.given, func(name string, _ uint64) bool { return of(name) })
 	q.mu.Unlock()
+	q.acks.forget(of)
 	if err := q.dropConsumers(ctx, t); err != nil {
 		return nil, err
 	}
@@ -303,6 +306,15 @@ func (q *requests) lookUp(ctx context.Context, key engine.Key, subject string) e
 	return nil
 }
 
+// Settle implements owner.Broker.
+func (q *requests) Settle(ctx context.Context, t owner.Term) error {
+	names := make([]string, queue.Classes)
+	for c := range queue.Classes {
+		names[c] = consumerName(t, c)
+	}
+	return q.acks.settle(ctx, names...)
+}
+
 // Fetch implements owner.Broker.
 func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
 	name := consumerName(t, class)
@@ -314,7 +326,11 @@ func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, t
 	defer cancel()
 	wait, stop := context.WithTimeout(session, fetchWait)
 	defer stop()
-	batch, err := consumer.Fetch(fetchBatch, jetstream.FetchContext(wait), jetstream.FetchHeartbeat(fetchHeartbeat))
+	room := q.acks.room(wait, name)
+	if room <= 0 {
+		return nil
+	}
+	batch, err := consumer.Fetch(room, jetstream.FetchContext(wait), jetstream.FetchHeartbeat(fetchHeartbeat))
 	if err != nil {
 		return q.interrupted(ctx, session, name, err)
 	}
@@ -322,7 +338,7 @@ func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, t
 	given := q.given[name]
 	q.mu.Unlock()
 	for m := range batch.Messages() {
-		msg, ok, err := q.message(ctx, m)
+		msg, ok, err := q.message(ctx, name, m)
 		if err != nil {
 			return q.interrupted(ctx, session, name, err)
 		}
@@ -351,14 +367,15 @@ func (q *requests) interrupted(ctx, session context.Context, name string, err er
 }
 
 // message reads one delivery; false means that it was malformed and set aside.
-func (q *requests) message(ctx context.Context, m jetstream.Msg) (owner.Message[engine.Key, engine.Causes], bool, error) {
+func (q *requests) message(ctx context.Context, consumer string, m jetstream.Msg) (owner.Message[engine.Key, engine.Causes], bool, error) {
 	meta, err := m.Metadata()
 	if err != nil {
 		return owner.Message[engine.Key, engine.Causes]{}, false, fmt.Errorf("message on %s: %w", m.Subject(), err)
 	}
+	ack := q.acks.delivered(consumer, m, meta)
 	var req engine.Request
 	var sealed *message.Message
-	if len(m.Headers()) > 0 { // as requests were written before
+	if m.Headers().Get(headerUUID) != "" { // as requests were written before; a batch leaves headers of its own
 		sealed = watermillMessage(m.Headers(), m.Data())
 	} else {
 		sealed, err = envelope.Open(m.Data())
@@ -367,13 +384,12 @@ func (q *requests) message(ctx context.Context, m jetstream.Msg) (owner.Message[
 		req, err = engine.DecodeRequest(sealed)
 	}
 	if err != nil {
-		err = q.malformed(ctx, m.Subject(), m.Headers(), m.Data(), err, m.Ack)
+		err = q.malformed(ctx, m.Subject(), m.Headers(), m.Data(), err, func() error { ack(); return nil })
 		return owner.Message[engine.Key, engine.Causes]{}, false, err
 	}
 	return owner.Message[engine.Key, engine.Causes]{
 		ID: meta.Sequence.Stream, Key: req.Key, Value: req.Causes.Partial(), Options: req.Options(),
-		Ack:    func() { _ = m.Ack() },        // a lost ack leads to another delivery, which is what it is for
-		Extend: func() { _ = m.InProgress() }, // likewise
+		Ack: ack, Extend: func() { _ = m.InProgress() }, // a lost one leads to another delivery
 	}, true, nil
 }
 
@@ -391,10 +407,11 @@ func (q *requests) consumer(ctx context.Context, name string, t owner.Term, clas
 	}
 	// One filter: with two of them the server takes several times as long to find the next message of a long queue.
 	filter := q.prefix + strconv.Itoa(t.Partition) + "." + classTokens[class] + ".>"
+	q.acks.expect(name, filter)
 	c, err := ask(ctx, q.bus.conn, func(ctx context.Context) (jetstream.Consumer, error) {
 		return q.stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
 			Name: name, FilterSubject: filter, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1,
-			MaxAckPending: window, MaxWaiting: 8, InactiveThreshold: 10 * time.Minute, MemoryStorage: true,
+			MaxAckPending: q.acks.limit(), MaxWaiting: 8, InactiveThreshold: 10 * time.Minute, MemoryStorage: true,
 			DeliverPolicy: jetstream.DeliverAllPolicy,
 		})
 	})

@@ -146,9 +146,15 @@ func names(prefix string, n int) []string {
 	return out
 }
 
-func TestReplicas(t *testing.T) {
+func TestReplicas(t *testing.T) { replicas(t, "interval") }
+
+func TestReplicasThatCommitInGroups(t *testing.T) { replicas(t, "always") }
+
+func replicas(t *testing.T, sync string) {
+	t.Helper()
+	t.Parallel() // they wait most of the time
 	enginetest.TestReplicas(t, func(t *testing.T) enginetest.ReplicasFixture {
-		b := newBed(t)
+		b := newBedThat(t, sync)
 		address := strings.TrimPrefix(b.server.URL(), "nats://")
 		return enginetest.ReplicasFixture{
 			TTL: 4 * time.Second,
@@ -165,7 +171,7 @@ func TestReplicas(t *testing.T) {
 				require.NoError(t, err)
 				conn, err := nats.Connect(t.Context(), nats.ConnectionConfig{URL: "nats://" + l.Address(), Logger: logger()})
 				require.NoError(t, err)
-				bus, err := nats.NewBus(t.Context(), conn, nats.BusConfig{Engine: "suite"})
+				bus, err := nats.NewBus(t.Context(), conn, nats.BusConfig{Engine: "suite", GroupCommit: sync == "always"})
 				require.NoError(t, err)
 				return enginetest.ReplicaFixture{Bus: bus, Sever: l.Sever, Close: func() {
 					bus.Close(context.Background())

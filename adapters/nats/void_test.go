@@ -74,6 +74,7 @@ func TestDeliveryThatNobodyReceivedIsRepeatedAfterAShortCut(t *testing.T) {
 	for name, value := range m.Metadata {
 		before.Header.Set(name, value)
 	}
+	before.Header.Set("Watermill-Uuid", m.UUID)
 	before.Data = m.Payload
 	_, err = b.client.PublishMsg(t.Context(), before)
 	require.NoError(t, err)

@@ -243,6 +243,9 @@ func (q *requests) Save(ctx context.Context, s queue.State[engine.Key, engine.Ca
 	return nil
 }
 
+// Settle implements owner.Broker. Acks and claims go through one pipeline, in order.
+func (q *requests) Settle(context.Context, owner.Term) error { return nil }
+
 // Fetch implements owner.Broker.
 func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, take func(owner.Message[engine.Key, engine.Causes])) error {
 	q.mu.Lock()

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/windlass-dev/windlass/engine"
 	"github.com/windlass-dev/windlass/internal/queue"
 )
@@ -128,6 +130,12 @@ func (b *bed) add(ctx context.Context, req engine.Request) {
 	eventually(b.t, "the bus accepts a request for "+req.Key.String(), func() bool { return b.queue.Enqueue(ctx, req) == nil })
 }
 
+func requestFor(k engine.Key) engine.Request {
+	return engine.Request{
+		Controller: "suite", Key: k, Causes: engine.CausesOf(engine.Cause{Trigger: engine.Updated, Operation: engine.Put, Time: time.Now()}),
+	}
+}
+
 func (b *bed) live(ctx context.Context, name string) {
 	b.t.Helper()
 	b.add(ctx, engine.Request{Key: keyOf(name)})
@@ -231,12 +239,26 @@ func nothingLost(ctx context.Context, t *testing.T, f BusFixture) {
 		quiet(time.Millisecond)
 		return engine.Outcome{}
 	})
-	for i := range 100 {
-		name := strconv.Itoa(i % 7)
-		mu.Lock()
-		asked[keyOf(name)]++
-		mu.Unlock()
-		b.live(ctx, name)
+	const each = 30
+	var asking errgroup.Group // all at once: some of what they ask for goes to the server together
+	for i := range 40 {
+		k := keyOf(strconv.Itoa(i))
+		asking.Go(func() error {
+			for range each {
+				mu.Lock()
+				asked[k]++
+				mu.Unlock()
+				for b.queue.Enqueue(ctx, requestFor(k)) != nil {
+					if quiet(time.Millisecond); ctx.Err() != nil {
+						return ctx.Err()
+					}
+				}
+			}
+			return nil
+		})
+	}
+	if err := asking.Wait(); err != nil {
+		t.Fatal(err)
 	}
 	for k := range asked {
 		eventually(t, "a run of "+k.Name+" began after the last request", func() bool {

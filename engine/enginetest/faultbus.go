@@ -322,6 +322,9 @@ func (q *faultQueue) Crashes(context.Context, owner.Term) (map[engine.Key]int, e
 // Suspect implements owner.Broker.
 func (q *faultQueue) Suspect(context.Context, engine.Key, int) error { return nil }
 
+// Settle implements owner.Broker.
+func (q *faultQueue) Settle(context.Context, owner.Term) error { return nil }
+
 // Hand implements owner.Broker. The only owner hands nothing over.
 func (q *faultQueue) Hand(context.Context, engine.Key, engine.Causes) error { return nil }
 

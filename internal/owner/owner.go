@@ -22,6 +22,8 @@ type Broker[K comparable, V any] interface {
 	Crashes(ctx context.Context, t Term) (map[K]int, error)
 	// Suspect stores that for a key. 0 removes it.
 	Suspect(ctx context.Context, key K, crashes int) error
+	// Settle returns once every ack of a partition so far has had its effect, or when ctx ends.
+	Settle(ctx context.Context, t Term) error
 	// Hand gives the broker a request that only this owner knew of, for the next owner.
 	Hand(ctx context.Context, key K, value V) error
 }
@@ -300,7 +302,7 @@ func (o *Owner[K, V]) trusted(t *term[K]) bool {
 			return false
 		}
 	}
-	return true
+	return t.runs.Err() == nil // what was cancelled and is free again is not begun anew
 }
 
 // finish stores what follows from a run and acks what caused it, in this order.

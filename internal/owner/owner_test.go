@@ -130,6 +130,8 @@ func (d *disk) Suspect(_ context.Context, key string, crashes int) error {
 	return nil
 }
 
+func (d *disk) Settle(context.Context, Term) error { return nil }
+
 func (d *disk) Hand(context.Context, string, int) error { return nil }
 
 func (d *disk) left() (messages, states int) {

@@ -307,6 +307,8 @@ func (l *link) Suspect(ctx context.Context, key string, crashes int) error {
 	return nil
 }
 
+func (l *link) Settle(context.Context, Term) error { return nil }
+
 func (l *link) Hand(ctx context.Context, key string, value int) error {
 	if err := l.through(ctx); err != nil {
 		return err

@@ -128,6 +128,9 @@ func (o *Owner[K, V]) drop(t *term[K], dropped func(K, held[K, V])) {
 // handsAtOnce is how many requests are handed to the broker at once: a partition that has just been listed has many.
 const handsAtOnce = 64
 
+// settleWait is how long a handover waits for acks: a run is repeated rather than nobody working.
+const settleWait = 250 * time.Millisecond
+
 // Surrender ends the term of a partition in good order: nothing new is begun, what runs ends, and the broker knows all.
 // When ctx ends first, the runs are cancelled with cause.
 func (o *Owner[K, V]) Surrender(ctx context.Context, partition int, cause error) {
@@ -167,6 +170,12 @@ func (o *Owner[K, V]) Surrender(ctx context.Context, partition int, cause error)
 	handing.Wait()
 	select {
 	case <-t.idle:
+		// What is not gone by the time that the next owner begins is run again.
+		settling, cancel := context.WithTimeout(ctx, settleWait)
+		defer cancel()
+		if err := o.broker.Settle(settling, t.Term); err != nil && ctx.Err() == nil {
+			o.cfg.Failed(err)
+		}
 	case <-ctx.Done():
 	}
 	o.mu.Lock()
