@@ -157,11 +157,11 @@ func (c *conductor) startEngine(ctx context.Context, r *replica) (err error) {
 	if c.bus == "redis" {
 		url, redis = natsURL(c.plain.addresses()), through[0]
 	}
-	if c.former != "" && r == c.fleet[0] { // of before there were other buses
-		r.cmd, err = process(ctx, c.former, "-role", "engine", "-url", url)
-		return err
+	program := os.Args[0]
+	if c.former != "" && r == c.fleet[0] {
+		program = c.former
 	}
-	r.cmd, err = process(ctx, os.Args[0], "-role", "engine", "-bus", c.bus, "-url", url, "-redis", redis)
+	r.cmd, err = process(ctx, program, "-role", "engine", "-bus", c.bus, "-url", url, "-redis", redis)
 	return err
 }
 
