@@ -319,6 +319,9 @@ func (q *faultQueue) Crashes(context.Context, owner.Term) (map[engine.Key]int, e
 	return nil, nil
 } //nolint:nilnil // none.
 
+// Died implements owner.Broker.
+func (q *faultQueue) Died(context.Context, owner.Term) (int, error) { return 0, nil }
+
 // Suspect implements owner.Broker.
 func (q *faultQueue) Suspect(context.Context, engine.Key, int) error { return nil }
 

@@ -107,6 +107,11 @@ func (q *Queue) Crashes(ctx context.Context, t owner.Term) (map[engine.Key]int, 
 	return q.suspects.Crashes(ctx, func(k engine.Key) bool { return q.cfg.PartitionOf(k) == t.Partition })
 }
 
+// Died implements owner.Broker.
+func (q *Queue) Died(ctx context.Context, t owner.Term) (int, error) {
+	return q.suspects.Died(ctx, t.Partition)
+}
+
 // Suspect implements owner.Broker.
 func (q *Queue) Suspect(ctx context.Context, key engine.Key, crashes int) error {
 	return q.suspects.Suspect(ctx, key, crashes)

@@ -20,7 +20,10 @@ type Broker[K comparable, V any] interface {
 	Save(ctx context.Context, s queue.State[K, V]) error
 	// Crashes returns how often a process has ended while it ran a key, for the keys of a partition of which that is known.
 	Crashes(ctx context.Context, t Term) (map[K]int, error)
-	// Suspect stores that for a key. 0 removes it.
+	// Died notes that the owner of a partition before this term died, and returns how many have in a row, each within DeathsTell
+	// of the one before.
+	Died(ctx context.Context, t Term) (deaths int, err error)
+	// Suspect stores how often a process has ended while it ran a key. 0 removes it.
 	Suspect(ctx context.Context, key K, crashes int) error
 	// Settle returns once every ack of a partition so far has had its effect, or when ctx ends.
 	Settle(ctx context.Context, t Term) error
@@ -240,6 +243,10 @@ func (o *Owner[K, V]) work(ctx context.Context, process Process[K, V]) {
 func (o *Owner[K, V]) run(t *term[K], run queue.Run[K, held[K, V]], process Process[K, V]) {
 	o.mu.Lock()
 	crashes, suspect := t.suspects[run.Key]
+	if !suspect {
+		crashes = t.crashes[run.Key]
+		suspect = crashes > 0 || !t.careful.IsZero() && time.Now().Before(t.careful)
+	}
 	o.mu.Unlock()
 	if suspect {
 		if crashes > 0 {
@@ -270,6 +277,7 @@ func (o *Owner[K, V]) run(t *term[K], run queue.Run[K, held[K, V]], process Proc
 	if o.until(t.runs, func() error { return o.broker.Suspect(t.runs, run.Key, left) }) && left == 0 {
 		o.mu.Lock()
 		delete(t.suspects, run.Key)
+		delete(t.crashes, run.Key)
 		o.mu.Unlock()
 	}
 }

@@ -29,7 +29,9 @@ type disk struct {
 	messages map[string]Message[string, int] // by subject
 	states   map[string]queue.State[string, int]
 	crashes  map[string]int
+	deaths   int
 	given    uint64 // messages up to here were an earlier owner's
+	blind    bool   // that is not known
 	changed  chan struct{}
 	flaky    bool
 	away     bool // nothing can be stored
@@ -85,7 +87,7 @@ func (d *disk) Fetch(ctx context.Context, _ Term, class queue.Class, take func(M
 	messages, changed := slices.Collect(maps.Values(d.messages)), d.changed
 	d.mu.Unlock()
 	for _, m := range messages {
-		m.Suspect = m.ID <= d.given
+		m.Suspect = m.ID <= d.given && !d.blind
 		take(m) // the same one again and again
 	}
 	select {
@@ -114,6 +116,13 @@ func (d *disk) Crashes(context.Context, Term) (map[string]int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return maps.Clone(d.crashes), nil
+}
+
+func (d *disk) Died(context.Context, Term) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.deaths++
+	return d.deaths, nil
 }
 
 func (d *disk) Suspect(_ context.Context, key string, crashes int) error {
@@ -158,7 +167,7 @@ func life(t *testing.T, d *disk, workers int, p process) (drain, crash func()) {
 }
 
 // heir is a life that begins with what a dead one left.
-func heir(t *testing.T, d *disk, epoch uint64, workers int, p process) (drain, crash func()) {
+func heir(t *testing.T, d *disk, epoch uint64, workers int, p process, listed ...string) (drain, crash func()) {
 	t.Helper()
 	d.mu.Lock()
 	d.dead = false
@@ -175,6 +184,9 @@ func heir(t *testing.T, d *disk, epoch uint64, workers int, p process) (drain, c
 	work, kill := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() { o.Run(intake, work, func() process { return p }) })
+	for _, key := range listed {
+		require.True(t, o.Add(key, 1, queue.Options{Class: queue.List}))
+	}
 	return func() { stop(); group.Wait(); kill() }, func() {
 		d.mu.Lock()
 		d.dead = true
@@ -434,6 +446,53 @@ func TestNothingIsLost(t *testing.T) {
 			time.Sleep(time.Minute)
 			drain()
 			require.Equal(t, published, seen, "seed %d", seed)
+		})
+	}
+}
+
+// The broker does not know of the run of a key that ends its process when that was only listed, or has changed again.
+func TestKeyThatEndsItsProcessIsFoundWithoutItsMessage(t *testing.T) {
+	for name, again := range map[string]func(d *disk) (listed []string){
+		"listed": func(*disk) []string { return []string{"poison", "innocent"} },
+		"changed before each takeover": func(d *disk) []string {
+			d.publish("poison", 1, queue.Options{})
+			d.publish("innocent", 1, queue.Options{})
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDisk(0)
+				d.blind = true
+				var told []int // with each run of the poison
+				for epoch := uint64(1); !d.states["poison"].Parked; epoch++ {
+					drain, crash := heir(t, d, epoch, 8, func(ctx context.Context, run *Run[string, int]) queue.Outcome[int] {
+						if run.Key != "poison" {
+							return queue.Outcome[int]{}
+						}
+						d.mu.Lock()
+						told = append(told, run.Crashes)
+						d.mu.Unlock()
+						if run.Crashes == 3 {
+							return queue.Outcome[int]{Verdict: queue.Park, Err: "enough"}
+						}
+						<-ctx.Done()
+						return queue.Outcome[int]{Verdict: queue.Interrupt, Value: run.Value}
+					}, again(d)...)
+					time.Sleep(time.Minute)
+					d.mu.Lock()
+					found := slices.Contains(told, 3)
+					d.mu.Unlock()
+					if found || epoch == 10 {
+						drain()
+						break
+					}
+					crash()
+				}
+				require.Equal(t, []int{0, 0, 0, 1, 2, 3}, told)
+				require.True(t, d.states["poison"].Parked)
+				require.Empty(t, d.crashes, "nobody is suspected any more")
+			})
 		})
 	}
 }

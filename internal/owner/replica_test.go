@@ -296,6 +296,8 @@ func (l *link) Crashes(ctx context.Context, t Term) (map[string]int, error) {
 	return crashes, nil
 }
 
+func (l *link) Died(context.Context, Term) (int, error) { return 0, nil }
+
 func (l *link) Suspect(ctx context.Context, key string, crashes int) error {
 	if err := l.through(ctx); err != nil {
 		return err

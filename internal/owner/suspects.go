@@ -2,10 +2,12 @@ package owner
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/windlass-dev/windlass/engine/kv"
 )
@@ -37,6 +39,31 @@ func (s Suspects[K]) Crashes(ctx context.Context, match func(key K) bool) (map[K
 		}
 	}
 	return crashes, nil
+}
+
+// died is how many owners of a partition have died in a row, and when the last was found to have.
+type died struct {
+	Times int       `json:"times"`
+	Last  time.Time `json:"last"`
+}
+
+// Died notes that the owner of a partition has died, and returns how many have in a row, each within DeathsTell of the one before.
+func (s Suspects[K]) Died(ctx context.Context, partition int) (int, error) {
+	at := s.Prefix + "partition " + strconv.Itoa(partition)
+	have, err := s.Store.Get(ctx, at)
+	if err != nil && !errors.Is(err, kv.ErrNotFound) {
+		return 0, fmt.Errorf("owners that died: %w", err)
+	}
+	var d died
+	if json.Unmarshal(have.Value, &d) != nil || time.Since(d.Last) > DeathsTell { // what cannot be read tells nothing
+		d = died{}
+	}
+	d.Times, d.Last = d.Times+1, time.Now()
+	value, err := json.Marshal(d)
+	if err == nil {
+		_, err = s.Store.Put(ctx, at, value, have.Revision)
+	}
+	return d.Times, err
 }
 
 // Suspect stores the count of a key. 0 removes it.

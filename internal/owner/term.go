@@ -24,6 +24,7 @@ type term[K comparable] struct {
 
 	crashes  map[K]int // how often a process has ended while it ran a key, as far as that is known
 	suspects map[K]int // the same for the keys that the owner before may have run when it died
+	careful  time.Time // until then every key is suspected: owners die, and the broker does not know of what they ran
 
 	runs   context.Context         // of its runs and what follows from them; nil before the session
 	end    context.CancelCauseFunc // of runs
@@ -42,6 +43,14 @@ func (t *term[K]) suspect(key K) {
 	t.suspects[key] = t.crashes[key]
 }
 
+// DeathsTell is for how long the death of an owner makes the next one's tell something: that they run a key that ends them. For as
+// long every run is noted before it begins, and until the next death: the message of a key may have been replaced by then, and one that was
+// only listed has none.
+const DeathsTell = 10 * time.Minute
+
+// carefulAfter is how many owners have to die before that: noting costs every run two writes.
+const carefulAfter = 2
+
 // Acquire begins a term: it takes up what the broker keeps of a partition. The partition must not be owned.
 func (o *Owner[K, V]) Acquire(ctx context.Context, begun Term) error {
 	states, err := o.broker.Load(ctx, begun)
@@ -49,14 +58,22 @@ func (o *Owner[K, V]) Acquire(ctx context.Context, begun Term) error {
 		return err
 	}
 	var crashes map[K]int
+	var careful time.Time
 	if begun.Orphaned {
 		if crashes, err = o.broker.Crashes(ctx, begun); err != nil {
 			return err
 		}
+		deaths, err := o.broker.Died(ctx, begun)
+		if err != nil {
+			return err
+		}
+		if deaths >= carefulAfter {
+			careful = time.Now().Add(DeathsTell)
+		}
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	t := &term[K]{Term: begun, idle: make(chan struct{}), crashes: crashes}
+	t := &term[K]{Term: begun, idle: make(chan struct{}), crashes: crashes, careful: careful}
 	now := time.Now().UnixNano()
 	for _, s := range states {
 		if overdue := s.Due != 0 && s.Due <= now || s.Later != 0 && s.Later <= now; overdue && begun.Orphaned {
