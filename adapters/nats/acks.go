@@ -32,13 +32,16 @@ type acks struct {
 
 // given is what a consumer delivered.
 type given struct {
+	consumer string
 	filter   string
 	next     uint64     // the number that the next delivery must have
 	gap      bool       // one was missing
 	messages []delivery // neither acked nor purged, in the order of the stream
 	pending  uint64     // how many the server has not delivered
 	room     chan struct{}
-	last     string // where the last message that was acked alone is acked
+
+	alone sync.Mutex
+	last  string // where the last message that was acked alone is acked
 }
 
 type delivery struct {
@@ -56,7 +59,14 @@ func newAcks(conn *Connection, stream jetstream.Stream, groups bool) *acks {
 func (a *acks) expect(consumer, filter string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.given[consumer] = &given{filter: filter, next: 1, room: make(chan struct{}, 1)}
+	a.given[consumer] = &given{consumer: consumer, filter: filter, next: 1, room: make(chan struct{}, 1)}
+}
+
+// of is what a consumer delivered, nil if it is not expected any more.
+func (a *acks) of(consumer string) *given {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.given[consumer]
 }
 
 // forget forgets the consumers that match.
@@ -79,49 +89,54 @@ func (a *acks) limit() int {
 }
 
 // room waits until a consumer may deliver more, and returns how many; 0 once ctx has ended.
-func (a *acks) room(ctx context.Context, consumer string) int {
+func (a *acks) room(ctx context.Context, g *given) int {
+	if !a.groups {
+		return fetchBatch
+	}
 	for {
 		a.mu.Lock()
-		g := a.given[consumer]
-		if g == nil || !a.groups {
-			a.mu.Unlock()
-			return fetchBatch
-		}
-		free, made := window-len(g.messages), g.room
+		free := window - len(g.messages)
 		a.mu.Unlock()
 		if free >= window/8 || ctx.Err() != nil {
 			return min(free, fetchBatch)
 		}
 		select {
-		case <-made:
+		case <-g.room:
 		case <-ctx.Done():
 		}
 	}
 }
 
-// delivered notes a delivery, and returns what acks it.
-func (a *acks) delivered(consumer string, m jetstream.Msg, meta *jetstream.MsgMetadata) (ack func()) {
+// delivered notes a delivery, and returns what acks it. A lost ack leads to another delivery, which is what it is for.
+func (a *acks) delivered(g *given, m jetstream.Msg, meta *jetstream.MsgMetadata) (ack func()) {
+	if !a.groups {
+		return func() { _ = g.ack(m.Ack, m.Reply()) }
+	}
 	seq := meta.Sequence.Stream
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if g := a.given[consumer]; g != nil && a.groups {
-		g.gap = g.gap || meta.Sequence.Consumer != g.next
-		g.next, g.pending = meta.Sequence.Consumer+1, meta.NumPending
-		if n := len(g.messages); n == 0 || g.messages[n-1].seq < seq { // and not delivered again
-			g.messages = append(g.messages, delivery{seq: seq, ack: m.Ack, at: m.Reply()})
+	g.gap = g.gap || meta.Sequence.Consumer != g.next
+	g.next, g.pending = meta.Sequence.Consumer+1, meta.NumPending
+	if n := len(g.messages); n == 0 || g.messages[n-1].seq < seq { // and not delivered again
+		g.messages = append(g.messages, delivery{seq: seq, ack: m.Ack, at: m.Reply()})
+	}
+	return func() {
+		if !a.done(g.consumer, seq) {
+			_ = g.ack(m.Ack, m.Reply())
 		}
 	}
-	return func() { a.done(consumer, seq, m) }
 }
 
-func (a *acks) done(consumer string, seq uint64, m jetstream.Msg) {
-	if !a.grouped(consumer, seq, m.Reply()) {
-		_ = m.Ack() // a lost ack leads to another delivery, which is what it is for
-	}
+// ack acks a message alone.
+func (g *given) ack(ack func() error, at string) error {
+	g.alone.Lock()
+	g.last = at
+	g.alone.Unlock()
+	return ack()
 }
 
-// grouped says whether a message that is done will be removed with others.
-func (a *acks) grouped(consumer string, seq uint64, at string) bool {
+// done says whether a message that is done will be removed in a round. It may have been delivered by a consumer of the same name that was made anew since.
+func (a *acks) done(consumer string, seq uint64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	g := a.given[consumer]
@@ -130,7 +145,6 @@ func (a *acks) grouped(consumer string, seq uint64, at string) bool {
 	}
 	i, known := slices.BinarySearchFunc(g.messages, seq, func(d delivery, seq uint64) int { return cmp.Compare(d.seq, seq) })
 	if !known {
-		g.last = at
 		return false
 	}
 	g.messages[i].done = time.Now()
@@ -143,10 +157,11 @@ func (a *acks) grouped(consumer string, seq uint64, at string) bool {
 
 // removal is what one round does for one consumer.
 type removal struct {
-	filter string
-	below  uint64         // purged are the messages below it; 0: none
-	acks   []func() error // what is acked one by one, or, should the purge fail, all of it
-	single int            // of acks, the last ones that are not purged
+	*given
+
+	below  uint64     // purged are the messages below it; 0: none
+	acked  []delivery // what is acked one by one, or, should the purge fail, all of it
+	single int        // of these, the last ones that are not purged
 }
 
 // run works in rounds until nothing is done that is not removed.
@@ -157,16 +172,16 @@ func (a *acks) run() {
 			return
 		}
 		for _, r := range removals {
-			singles := r.acks[len(r.acks)-r.single:]
+			singles := r.acked[len(r.acked)-r.single:]
 			if r.below != 0 {
 				if _, err := ask(a.conn.base, a.conn, func(ctx context.Context) (struct{}, error) {
 					return struct{}{}, a.stream.Purge(ctx, jetstream.WithPurgeSubject(r.filter), jetstream.WithPurgeSequence(r.below))
 				}); err != nil {
-					singles = r.acks
+					singles = r.acked
 				}
 			}
-			for _, ack := range singles {
-				_ = ack()
+			for _, d := range singles {
+				_ = r.ack(d.ack, d.at)
 			}
 		}
 		a.mu.Lock()
@@ -197,10 +212,10 @@ func (a *acks) next() (removals []removal, more bool) {
 	due := time.Now().Add(-linger - time.Duration(backlog)*time.Microsecond)
 	for _, g := range a.given {
 		r, waits := g.take(worth, due)
-		if len(r.acks) > 0 {
+		if len(r.acked) > 0 {
 			removals = append(removals, r)
 		}
-		more = more || waits || len(r.acks) > 0
+		more = more || waits || len(r.acked) > 0
 	}
 	a.removing = true
 	if a.busy = more; !more {
@@ -212,16 +227,14 @@ func (a *acks) next() (removals []removal, more bool) {
 // take removes from what was given what a round is to remove: all that is done at its beginning, if that is worth a purge, and what has been
 // done for so long that it is acked alone.
 func (g *given) take(worth int, due time.Time) (r removal, waits bool) {
-	r.filter = g.filter
+	r.given = g
 	first := slices.IndexFunc(g.messages, func(d delivery) bool { return d.done.IsZero() })
 	if first < 0 {
 		first = len(g.messages)
 	}
 	if !g.gap && first >= worth {
 		r.below = g.messages[first-1].seq + 1
-		for _, d := range g.messages[:first] {
-			r.acks = append(r.acks, d.ack)
-		}
+		r.acked = slices.Clone(g.messages[:first])
 		g.messages = g.messages[first:]
 	}
 	g.messages = slices.DeleteFunc(g.messages, func(d delivery) bool {
@@ -229,10 +242,10 @@ func (g *given) take(worth int, due time.Time) (r removal, waits bool) {
 			waits = waits || !d.done.IsZero()
 			return false
 		}
-		r.acks, r.single, g.last = append(r.acks, d.ack), r.single+1, d.at
+		r.acked, r.single = append(r.acked, d), r.single+1
 		return true
 	})
-	if len(r.acks) > 0 {
+	if len(r.acked) > 0 {
 		select {
 		case g.room <- struct{}{}:
 		default:
@@ -265,12 +278,13 @@ func (a *acks) settle(ctx context.Context, consumers ...string) error {
 		}
 	}
 	for _, name := range consumers {
-		a.mu.Lock()
-		at := ""
-		if g := a.given[name]; g != nil {
-			at = g.last
+		g := a.of(name)
+		if g == nil {
+			continue
 		}
-		a.mu.Unlock()
+		g.alone.Lock()
+		at := g.last
+		g.alone.Unlock()
 		if at == "" {
 			continue
 		}

@@ -47,7 +47,7 @@ func newReader(t *testing.T, messages int) *reader {
 func (r *reader) read(n int, see func(m jetstream.Msg, meta *jetstream.MsgMetadata)) {
 	r.t.Helper()
 	for n > 0 {
-		batch, err := r.consumer.Fetch(min(n, r.room(r.t.Context(), "c")), jetstream.FetchMaxWait(10*time.Second))
+		batch, err := r.consumer.Fetch(min(n, r.room(r.t.Context(), r.of("c"))), jetstream.FetchMaxWait(10*time.Second))
 		require.NoError(r.t, err)
 		for m := range batch.Messages() {
 			meta, err := m.Metadata()
@@ -81,7 +81,7 @@ func TestWhatIsDoneIsRemovedAndNothingElse(t *testing.T) {
 	var acks []func()
 	random := rand.New(rand.NewPCG(1, 2))
 	r.read(2500, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
-		ack := r.delivered("c", m, meta)
+		ack := r.delivered(r.of("c"), m, meta)
 		if random.IntN(100) == 0 {
 			undone = append(undone, meta.Sequence.Stream)
 			return
@@ -109,7 +109,7 @@ func TestWhatIsDoneTogetherIsRemovedInOneWrite(t *testing.T) {
 	r := newReader(t, 400)
 	var acks []func()
 	r.read(400, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
-		acks = append(acks, r.delivered("c", m, meta))
+		acks = append(acks, r.delivered(r.of("c"), m, meta))
 	})
 	r.busy = true // the round under way lasts
 	for _, ack := range acks {
@@ -118,7 +118,7 @@ func TestWhatIsDoneTogetherIsRemovedInOneWrite(t *testing.T) {
 	removals, more := r.next()
 	require.True(t, more)
 	require.Len(t, removals, 1)
-	require.Len(t, removals[0].acks, 400)
+	require.Len(t, removals[0].acked, 400)
 	require.Zero(t, removals[0].single)
 	require.NotZero(t, removals[0].below)
 }
@@ -132,7 +132,7 @@ func TestNothingIsPurgedThatWasLostOnItsWay(t *testing.T) {
 			lost = meta.Sequence.Stream
 			return
 		}
-		acks = append(acks, r.delivered("c", m, meta))
+		acks = append(acks, r.delivered(r.of("c"), m, meta))
 	})
 	for _, ack := range acks {
 		ack()
@@ -144,14 +144,14 @@ func TestWhatIsDeliveredAgainIsRemovedByOneAck(t *testing.T) {
 	r := newReader(t, 3)
 	var acks []func()
 	r.read(3, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
-		acks = append(acks, r.delivered("c", m, meta))
+		acks = append(acks, r.delivered(r.of("c"), m, meta))
 		if meta.Sequence.Stream == 1 && meta.NumDelivered == 1 {
 			require.NoError(t, m.Nak())
 		}
 	})
 	r.read(1, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
 		require.EqualValues(t, 2, meta.NumDelivered)
-		r.delivered("c", m, meta)
+		r.delivered(r.of("c"), m, meta)
 	})
 	for _, ack := range acks {
 		ack()
@@ -165,7 +165,9 @@ func TestWhatIsDeliveredAgainIsRemovedByOneAck(t *testing.T) {
 func TestAConsumerThatWasMadeAnewIsPurgedOnlyOfWhatItDelivered(t *testing.T) {
 	r := newReader(t, 100)
 	var first []func()
-	r.read(50, func(m jetstream.Msg, meta *jetstream.MsgMetadata) { first = append(first, r.delivered("c", m, meta)) })
+	r.read(50, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
+		first = append(first, r.delivered(r.of("c"), m, meta))
+	})
 	require.NoError(t, r.stream.DeleteConsumer(t.Context(), "c"))
 	r.expect("c", "s.a.>")
 	var err error
@@ -173,7 +175,7 @@ func TestAConsumerThatWasMadeAnewIsPurgedOnlyOfWhatItDelivered(t *testing.T) {
 		Name: "c", FilterSubject: "s.a.>", AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: -1, MemoryStorage: true,
 	})
 	require.NoError(t, err)
-	r.read(20, func(m jetstream.Msg, meta *jetstream.MsgMetadata) { r.delivered("c", m, meta) })
+	r.read(20, func(m jetstream.Msg, meta *jetstream.MsgMetadata) { r.delivered(r.of("c"), m, meta) })
 	for _, ack := range first[:19] {
 		ack() // by its former delivery
 	}
@@ -188,13 +190,15 @@ func TestAConsumerThatWasMadeAnewIsPurgedOnlyOfWhatItDelivered(t *testing.T) {
 func TestThereIsRoomForAWindowAndNoMore(t *testing.T) {
 	r := newReader(t, window+10)
 	var acks []func()
-	r.read(window, func(m jetstream.Msg, meta *jetstream.MsgMetadata) { acks = append(acks, r.delivered("c", m, meta)) })
+	r.read(window, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
+		acks = append(acks, r.delivered(r.of("c"), m, meta))
+	})
 	full, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	require.Zero(t, r.room(full, "c"))
+	require.Zero(t, r.room(full, r.of("c")))
 	for _, ack := range acks {
 		ack()
 	}
-	r.read(10, func(m jetstream.Msg, meta *jetstream.MsgMetadata) { r.delivered("c", m, meta)() })
+	r.read(10, func(m jetstream.Msg, meta *jetstream.MsgMetadata) { r.delivered(r.of("c"), m, meta)() })
 	require.Empty(t, r.left("a"))
 }

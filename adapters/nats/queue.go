@@ -326,7 +326,11 @@ func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, t
 	defer cancel()
 	wait, stop := context.WithTimeout(session, fetchWait)
 	defer stop()
-	room := q.acks.room(wait, name)
+	delivered := q.acks.of(name)
+	if delivered == nil {
+		return nil // the term has ended
+	}
+	room := q.acks.room(wait, delivered)
 	if room <= 0 {
 		return nil
 	}
@@ -338,7 +342,7 @@ func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, t
 	given := q.given[name]
 	q.mu.Unlock()
 	for m := range batch.Messages() {
-		msg, ok, err := q.message(ctx, name, m)
+		msg, ok, err := q.message(ctx, delivered, m)
 		if err != nil {
 			return q.interrupted(ctx, session, name, err)
 		}
@@ -367,12 +371,12 @@ func (q *requests) interrupted(ctx, session context.Context, name string, err er
 }
 
 // message reads one delivery; false means that it was malformed and set aside.
-func (q *requests) message(ctx context.Context, consumer string, m jetstream.Msg) (owner.Message[engine.Key, engine.Causes], bool, error) {
+func (q *requests) message(ctx context.Context, by *given, m jetstream.Msg) (owner.Message[engine.Key, engine.Causes], bool, error) {
 	meta, err := m.Metadata()
 	if err != nil {
 		return owner.Message[engine.Key, engine.Causes]{}, false, fmt.Errorf("message on %s: %w", m.Subject(), err)
 	}
-	ack := q.acks.delivered(consumer, m, meta)
+	ack := q.acks.delivered(by, m, meta)
 	var req engine.Request
 	var sealed *message.Message
 	if m.Headers().Get(headerUUID) != "" { // as requests were written before; a batch leaves headers of its own
