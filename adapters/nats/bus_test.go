@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/windlass-dev/windlass/adapters/nats"
 	"github.com/windlass-dev/windlass/engine"
@@ -247,7 +249,12 @@ func TestMalformedRequestIsSetAsideAndTold(t *testing.T) {
 	told := make(chan string, 1)
 	q, err := bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 1, Malformed: func(topic string, _ error) { told <- topic }})
 	require.NoError(t, err)
-	_, err = b.client.Publish(t.Context(), "rq.shop.c.0.h.=.x.=.y", []byte("garbage"))
+	garbage := natsgo.NewMsg("rq.shop.c.0.h.=.x.=.y")
+	garbage.Data = []byte("garbage")
+	for name, value := range map[string]string{"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"} {
+		garbage.Header.Set(name, value) // they stay in what was published together
+	}
+	_, err = b.client.PublishMsg(t.Context(), garbage)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -270,6 +277,43 @@ func TestMalformedRequestIsSetAsideAndTold(t *testing.T) {
 	})
 	cancel()
 	require.NoError(t, <-done)
+}
+
+// What is done and not yet removed when a replica leaves would be run again by the next.
+func TestNothingIsRunAgainAfterAHandover(t *testing.T) {
+	for _, sync := range []string{"interval", "always"} {
+		t.Run(sync, func(t *testing.T) {
+			b := newBedThat(t, sync)
+			const n = 300
+			keys := b.bucket("orders")
+			for range 5 {
+				bus := b.bus("shop")
+				q, err := bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 4})
+				require.NoError(t, err)
+				var asking errgroup.Group
+				for i := range n {
+					asking.Go(func() error {
+						return q.Enqueue(t.Context(), engine.Request{Controller: "c", Key: keys.Key(strconv.Itoa(i))})
+					})
+				}
+				require.NoError(t, asking.Wait())
+				ctx, leave := context.WithCancel(t.Context())
+				var ran atomic.Int64
+				require.NoError(t, q.Run(ctx, t.Context(), workers(func(context.Context, engine.Request) engine.Outcome {
+					if ran.Add(1) == n {
+						leave()
+					}
+					return engine.Outcome{}
+				})))
+				bus.Close(t.Context())
+				s, err := b.client.Stream(t.Context(), "RQ_shop_c")
+				require.NoError(t, err)
+				i, err := s.Info(t.Context())
+				require.NoError(t, err)
+				require.Zero(t, i.State.Msgs, "the next owner would get it")
+			}
+		})
+	}
 }
 
 func TestAPendingKeyIsOneMessage(t *testing.T) {

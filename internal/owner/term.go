@@ -146,7 +146,7 @@ func (o *Owner[K, V]) drop(t *term[K], dropped func(K, held[K, V])) {
 const handsAtOnce = 64
 
 // settleWait is how long a handover waits for acks: a run is repeated rather than nobody working.
-const settleWait = 250 * time.Millisecond
+const settleWait = 2 * time.Second
 
 // Surrender ends the term of a partition in good order: nothing new is begun, what runs ends, and the broker knows all.
 // When ctx ends first, the runs are cancelled with cause.
