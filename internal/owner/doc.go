@@ -28,7 +28,7 @@
 //
 // A controller's keys are divided into partitions, and a partition is one owner's at a time, for a term with an epoch that
 // grows from owner to owner. A term begins with what the broker keeps of the partition (Acquire). It ends in good order
-// (Surrender: nothing new begins, what runs ends and is stored, what only this owner knew is handed to the broker) or at
+// (Surrender: nothing new begins, what runs ends and is stored, acks have had their effect, what only this owner knew is handed to the broker) or at
 // once (Revoke: runs are cancelled, and what comes of them reaches nobody). A key whose run ignores its context stays
 // locked in this process until it returns, also for a later term. What the queue knows of a partition changes only under the
 // owner's lock, so that the end of a term is one moment.
