@@ -43,9 +43,8 @@ func (t *term[K]) suspect(key K) {
 	t.suspects[key] = t.crashes[key]
 }
 
-// DeathsTell is for how long the death of an owner makes the next one's tell something: that they run a key that ends them. For as
-// long every run is noted before it begins, and until the next death: the message of a key may have been replaced by then, and one that was
-// only listed has none.
+// DeathsTell is how soon after an owner's death another one's tells that they run a key that ends them. For as long every run is noted
+// before it begins: when the process has ended, the message of its key may have been replaced, and a key that was only listed had none.
 const DeathsTell = 10 * time.Minute
 
 // carefulAfter is how many owners have to die before that: noting costs every run two writes.
