@@ -22,6 +22,17 @@ type server struct {
 	ldflags                  string
 }
 
+// Build builds all servers that are not there yet. Tests build what they need themselves; but several at once would each build it, within the time that
+// they have.
+func Build(ctx context.Context, log io.Writer) error {
+	for _, s := range []server{apiServer, etcd, consul, NATSOldest, NATSTooOld} {
+		if _, err := s.binary(ctx, log); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // binary returns the path of the program, and builds it if it is not there. The first build takes minutes.
 func (s server) binary(ctx context.Context, log io.Writer) (string, error) {
 	_, self, _, _ := runtime.Caller(0)

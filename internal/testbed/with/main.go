@@ -40,6 +40,9 @@ func run(ctx context.Context, args []string) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := testbed.Build(ctx, os.Stderr); err != nil {
+		return 1, err
+	}
 	k, err := testbed.StartKubernetes(ctx, dir, os.Stderr)
 	if err != nil {
 		return 1, err
