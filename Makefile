@@ -38,7 +38,7 @@ e2e: build ## Run the demo, the examples and the tests on real servers, which ar
 simulate: ## Live 10,000 random lives with crashes and faults (SIMULATIONS, SEED)
 	go test -count=1 -timeout 20m -run '^TestSimulation$$' ./engine -args -simulations $(SIMULATIONS) -seed $(SEED)
 
-soak: ## Disturb replicas on a real server for a while and check that nothing is lost (FOR, SEED, BUS: nats, nats3, redis, FORMER: a commit, one of the replicas is of)
+soak: ## Disturb replicas on a real server for a while and check that nothing is lost (FOR, SEED, BUS: nats, nats3, redis, FORMER: the commit of one of the replicas)
 	$(if $(FORMER),former=$$(internal/soak/former.sh $(FORMER)) &&) go run ./internal/soak -bus $(BUS) -for $(FOR) $(if $(filter-out 0,$(SEED)),-seed $(SEED)) $(if $(FORMER),-former $$former)
 
 lint: $(LINT) ## Run the linters

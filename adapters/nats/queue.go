@@ -324,16 +324,16 @@ func (q *requests) Fetch(ctx context.Context, t owner.Term, class queue.Class, t
 	}
 	session, cancel := q.bus.conn.during(ctx)
 	defer cancel()
-	wait, stop := context.WithTimeout(session, fetchWait)
-	defer stop()
 	delivered := q.acks.of(name)
 	if delivered == nil {
 		return nil // the term has ended
 	}
-	room := q.acks.room(wait, delivered)
+	room := q.acks.room(session, delivered) // however long that takes: a fetch that has little time left would be refused
 	if room <= 0 {
 		return nil
 	}
+	wait, stop := context.WithTimeout(session, fetchWait)
+	defer stop()
 	batch, err := consumer.Fetch(room, jetstream.FetchContext(wait), jetstream.FetchHeartbeat(fetchHeartbeat))
 	if err != nil {
 		return q.interrupted(ctx, session, name, err)

@@ -125,7 +125,7 @@ func (b *bed) add(ctx context.Context, req engine.Request) {
 	b.t.Helper()
 	req.Controller = "suite"
 	if req.Causes.Count() == 0 {
-		req.Causes = engine.CausesOf(engine.Cause{Trigger: engine.Updated, Operation: engine.Put, Time: time.Now()})
+		req.Causes = requestFor(req.Key).Causes
 	}
 	eventually(b.t, "the bus accepts a request for "+req.Key.String(), func() bool { return b.queue.Enqueue(ctx, req) == nil })
 }
