@@ -316,6 +316,59 @@ func TestNothingIsRunAgainAfterAHandover(t *testing.T) {
 	}
 }
 
+// A fetch that had less time left than two heartbeats would be refused, and its consumer made anew.
+func TestAWindowThatIsFullForLongIsNoFailure(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	b := newBedThat(t, "always")
+	bus, err := nats.NewBus(t.Context(), b.conn, nats.BusConfig{Engine: "shop", Partitions: 1, GroupCommit: true})
+	require.NoError(t, err)
+	defer bus.Close(context.WithoutCancel(t.Context()))
+	q, err := bus.Queue(t.Context(), engine.QueueConfig{Engine: "shop", Controller: "c", Workers: 1})
+	require.NoError(t, err)
+	const n = 700 // more than a window
+	keys := b.bucket("orders")
+	var asking errgroup.Group
+	for i := range n {
+		asking.Go(func() error {
+			return q.Enqueue(t.Context(), engine.Request{Controller: "c", Key: keys.Key(strconv.Itoa(i))})
+		})
+	}
+	require.NoError(t, asking.Wait())
+	ctx, leave := context.WithCancel(t.Context())
+	var ran atomic.Int64
+	gate, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- q.Run(ctx, t.Context(), workers(func(context.Context, engine.Request) engine.Outcome {
+			<-gate
+			ran.Add(1)
+			return engine.Outcome{}
+		}))
+	}()
+	s, err := b.client.Stream(t.Context(), "RQ_shop_c")
+	require.NoError(t, err)
+	made := func() (first *jetstream.ConsumerInfo) {
+		consumers := s.ListConsumers(t.Context())
+		for i := range consumers.Info() {
+			if strings.HasPrefix(i.Name, "p0-h-") {
+				first = i
+			}
+		}
+		return first
+	}
+	var before *jetstream.ConsumerInfo
+	eventually(t, "the window is full", func() bool {
+		before = made()
+		return before != nil && before.NumAckPending >= 400
+	})
+	<-time.After(25 * time.Second)
+	close(gate)
+	eventually(t, "all have run", func() bool { return ran.Load() >= n })
+	require.Equal(t, before.Created, made().Created, "it is the same consumer")
+	require.EqualValues(t, n, ran.Load())
+	leave()
+	require.NoError(t, <-done)
+}
+
 func TestAPendingKeyIsOneMessage(t *testing.T) {
 	b := newBed(t)
 	bus := b.bus("shop")
