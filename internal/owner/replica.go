@@ -1,62 +1,15 @@
 package owner
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
-
-// Registry is where the replicas of an engine see each other and share the partitions out. Its methods are safe for
-// concurrent use.
-type Registry interface {
-	// Announce makes or renews a member, for ttl from the call on at least.
-	Announce(ctx context.Context, m Member, ttl time.Duration) error
-	// Withdraw ends a member at once.
-	Withdraw(ctx context.Context, id string) error
-	// Claim makes a member the holder of a partition, or nobody with an empty id, if the claim is still the one that was
-	// seen. It returns the claim's new epoch, and ErrOvertaken if it was not.
-	Claim(ctx context.Context, p Partition, id string, seen uint64) (epoch uint64, err error)
-	// Watch tells what members and claims there are, first as soon as it knows and then at every change, until ctx ends.
-	Watch(ctx context.Context, changed func(View)) error
-}
-
-// ErrOvertaken says that a claim is not the one that was seen.
-var ErrOvertaken = errors.New("another replica was quicker")
-
-// Member is a replica as the others see it.
-type Member struct {
-	ID string `json:"id"`
-	// Groups are those whose partitions it works on.
-	Groups []string `json:"groups,omitempty"`
-	// Alone says that it suffers no other.
-	Alone bool `json:"alone,omitempty"`
-}
-
-// Partition is one of a group, which is a controller.
-type Partition struct {
-	Group  string
-	Number int
-}
-
-// Claim says who works on a partition. The epoch grows with every change; 0 means that there is no claim.
-type Claim struct {
-	Holder string
-	Epoch  uint64
-}
-
-// View is what a registry knows. It is not changed any more.
-type View struct {
-	Members map[string]Member
-	Claims  map[Partition]Claim
-}
 
 // Sharer is told which partitions of a group are this replica's. An Owner is one.
 type Sharer interface {
@@ -489,48 +442,4 @@ func (r *Replica) did(ctx context.Context, g *group, p int, err error, changed f
 	}
 	r.mu.Unlock()
 	r.poke()
-}
-
-// distribute returns the holder of each partition: the member for which a hash of both is highest, of those that have
-// not their share already. Whoever knows the same members comes to the same result, and a member that joins or leaves
-// moves few partitions of others.
-func distribute(group string, partitions int, members []string) []string {
-	holders := make([]string, partitions)
-	if len(members) == 0 {
-		return holders
-	}
-	type bid struct {
-		score     uint64
-		partition int
-		member    string
-	}
-	bids := make([]bid, 0, partitions*len(members))
-	for p := range partitions {
-		for _, m := range members {
-			h := fnv.New64a()
-			_, _ = h.Write([]byte(group + "\x00" + strconv.Itoa(p) + "\x00" + m)) // it never fails
-			bids = append(bids, bid{mixed(h.Sum64()), p, m})
-		}
-	}
-	slices.SortFunc(bids, func(a, b bid) int {
-		return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.partition, b.partition), cmp.Compare(a.member, b.member))
-	})
-	share := (partitions + len(members) - 1) / len(members)
-	load := make(map[string]int)
-	for _, b := range bids {
-		if holders[b.partition] == "" && load[b.member] < share {
-			holders[b.partition] = b.member
-			load[b.member]++
-		}
-	}
-	return holders
-}
-
-// mixed spreads the bits of a hash whose last bytes differ little (the finalizer of MurmurHash3).
-func mixed(h uint64) uint64 {
-	h ^= h >> 33
-	h *= 0xff51afd7ed558ccd
-	h ^= h >> 33
-	h *= 0xc4ceb9fe1a85ec53
-	return h ^ h>>33
 }
